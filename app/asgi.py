@@ -1,0 +1,187 @@
+"""The few HTTP pieces that every route uses: reading a body, answering, and noticing that the client left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pydantic_core import to_json
+
+from context.errors import EngineError, RequestError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+
+JSON = (b"content-type", b"application/json")
+
+
+class ClientLeft(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+class BodyBudget:
+    """Bounds the bytes of request bodies that are in memory at one time; who does not fit waits, first come first.
+
+    A body counts from before its first byte is read until it has been turned into a transcript.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._free = self._total = total_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+        """Hold `size_bytes`, at most the whole budget."""
+        size = min(size_bytes, self._total)
+        if self._waiting or size > self._free:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._release(size)
+                else:
+                    self._waiting.remove((size, turn))
+                    self._admit()
+                raise
+        else:
+            self._free -= size
+        try:
+            yield
+        finally:
+            self._release(size)
+
+    def _release(self, size: int) -> None:
+        self._free += size
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free:
+            size, turn = self._waiting.popleft()
+            self._free -= size
+            turn.set_result(None)
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The value of a request header, or None."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return value.decode("latin-1")
+    return None
+
+
+def declared_length(scope: Scope, limit_bytes: int) -> int:
+    """The body's length as declared; the limit when the client does not say it.
+
+    Raises:
+        RequestError: (413) above the limit.
+    """
+    text = header(scope, b"content-length")
+    if text is None or not text.isdigit():
+        return limit_bytes
+    length = int(text)
+    if length > limit_bytes:
+        raise too_large(limit_bytes, length)
+    return length
+
+
+def too_large(limit_bytes: int, length: int | None = None) -> RequestError:
+    """The 413 that tells size, limit and remedy."""
+    size = f"{length:,} bytes" if length is not None else f"more than {limit_bytes:,} bytes"
+    return RequestError(
+        f"The request body has {size}; the limit is {limit_bytes:,}. Send smaller images, or raise "
+        "server.max_body_bytes.",
+        code="request_too_large",
+        status=413,
+    )
+
+
+async def read_body(receive: Receive, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+    """The whole request body.
+
+    Raises:
+        RequestError: (413) above the limit in either framing, (408) not complete in time.
+        ClientLeft: the client closed the connection.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                chunk: bytes = message.get("body", b"")
+                size += len(chunk)
+                if size > limit_bytes:
+                    raise too_large(limit_bytes)
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    except TimeoutError as error:
+        raise RequestError(
+            f"The request body did not arrive within {timeout_seconds:g} seconds.", code="request_timeout", status=408
+        ) from error
+
+
+@asynccontextmanager
+async def cancelled_when_client_leaves(receive: Receive) -> AsyncIterator[None]:
+    """Cancel what runs inside as soon as the client closes its connection. The body must have been read.
+
+    Raises:
+        ClientLeft: it did.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch(), name="stillframe-disconnect")
+    try:
+        yield
+    except asyncio.CancelledError:
+        if left and task.uncancel() == 0:
+            raise ClientLeft from None
+        raise
+    finally:
+        watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
+
+
+async def respond(send: Send, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
+    """Send one whole answer."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_json(send: Send, status: int, value: Any, headers: Headers = ()) -> None:
+    """Send one whole answer as JSON."""
+    await respond(send, status, to_json(value), [JSON, *headers])
+
+
+async def respond_error(send: Send, error: RequestError | EngineError, headers: Headers = ()) -> None:
+    """Send an error of ours as OpenAI's error body."""
+    extra = list(headers)
+    if isinstance(error, EngineError) and error.retry_after_seconds is not None:
+        extra.append((b"retry-after", str(error.retry_after_seconds).encode()))
+    if error.status in (408, 413):
+        # The rest of the body is still on its way; the connection cannot be used again.
+        extra.append((b"connection", b"close"))
+    await respond_json(send, error.status, error.body(), extra)

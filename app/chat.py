@@ -1,0 +1,199 @@
+"""POST /v1/chat/completions: a request's life, top to bottom.
+
+    tenant -> body within its budget -> checked call -> images by content -> engine -> the reply streams through
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from app import asgi, history
+from app.gateway import Gateway
+from app.public import public_error_bytes
+from app.sse import EventRelay
+from app.wire import ChatCall, FoundImage, parse_chat
+from context.errors import EngineError, EngineProtocolError, RequestError, StillframeError
+from context.tenancy import Tenant
+from engine.base import ChatRequest, EngineImage, EngineReply
+from metrics.prometheus import Outcome
+from metrics.usage import Usage, read_usage
+
+
+@dataclass(slots=True)
+class Turn:
+    """One chat request while it is served, and what will be said of it."""
+
+    gateway: Gateway
+    send: asgi.Send
+    request_id: str = field(default_factory=lambda: secrets.token_hex(12))
+    began: float = field(default_factory=time.perf_counter)
+    stream: bool = False
+    include_usage: bool = False
+    started: bool = False
+    outcome: Outcome = "failed"
+    usage: Usage = field(default_factory=Usage)
+    first_byte: float | None = None
+
+    async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
+        """Send the answer's head. From here on an error can only be an event of the stream."""
+        self.started, self.first_byte = True, time.perf_counter()
+        headers = [(b"content-type", content_type), *self.headers()]
+        if length is None:
+            # Proxies must hand events on as they come.
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        else:
+            headers.append((b"content-length", str(length).encode()))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Response headers that every answer of a chat has."""
+        return [
+            (b"x-request-id", self.request_id.encode()),
+            (b"x-stillframe-policy", self.gateway.settings.policy.encode()),
+        ]
+
+    async def fail(self, error: StillframeError) -> None:
+        """Answer with an error of ours, unless an answer has begun."""
+        if not self.started and isinstance(error, (RequestError, EngineError)):
+            await asgi.respond_error(self.send, error, self.headers())
+
+    def close(self) -> None:
+        """Record the turn, once."""
+        metrics = self.gateway.metrics
+        metrics.requests.labels(self.outcome, str(self.stream).lower()).inc()
+        metrics.total_seconds.observe(time.perf_counter() - self.began)
+        if self.first_byte is not None:
+            metrics.first_byte_seconds.observe(self.first_byte - self.began)
+        if self.outcome == "completed":
+            metrics.count_usage(self.usage)
+
+
+async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+    """Serve one chat request."""
+    turn = Turn(gateway, send)
+    try:
+        authorization = asgi.header(scope, b"authorization")
+        tenant = gateway.tenant(authorization)
+        gateway.admit()
+        gateway.metrics.running_now += 1
+        try:
+            request = await _receive(turn, tenant, scope, receive, authorization)
+            async with asgi.cancelled_when_client_leaves(receive), gateway.engine.chat(request) as reply:
+                await _relay(turn, reply)
+        finally:
+            gateway.metrics.running_now -= 1
+    except (asgi.ClientLeft, asyncio.CancelledError) as left:
+        turn.outcome = "aborted"
+        if isinstance(left, asyncio.CancelledError):
+            raise
+    except StillframeError as error:
+        turn.outcome = "refused" if isinstance(error, RequestError) else "failed"
+        await turn.fail(error)
+    finally:
+        turn.close()
+
+
+async def _receive(
+    turn: Turn, tenant: Tenant, scope: asgi.Scope, receive: asgi.Receive, authorization: str | None
+) -> ChatRequest:
+    """Read, check and resolve a request. The client's bytes are let go before the engine is asked."""
+    gateway, limits = turn.gateway, turn.gateway.settings.server
+    length = asgi.declared_length(scope, limits.max_body_bytes)
+    async with gateway.budget.hold(length):
+        raw = await asgi.read_body(
+            receive, limit_bytes=limits.max_body_bytes, timeout_seconds=limits.body_timeout_seconds
+        )
+        info = gateway.engine.info()
+        call = parse_chat(
+            raw,
+            default_model=info.models[0] if info.models else None,
+            max_images=gateway.settings.images.max_images_per_request,
+        )
+        del raw
+        turn.stream, turn.include_usage = call.stream, call.include_usage
+        async with asgi.cancelled_when_client_leaves(receive):
+            images = await _resolve(gateway, tenant, call)
+        body = call.with_images(images)
+    own_key = gateway.settings.upstreams.api_key or gateway.settings.auth.keys
+    return ChatRequest(
+        request_id=turn.request_id,
+        body=body,
+        cache_salt=tenant.cache_salt,
+        affinity=asgi.header(scope, b"x-stillframe-conversation") or history.conversation(tenant, body),
+        authorization=None if own_key else authorization,
+    )
+
+
+async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tuple[int, int], EngineImage]:
+    """Every image part by content. Images that are fetched are fetched side by side, the others go one by one."""
+    if not call.images:
+        return {}
+    places = history.places(tenant, call)
+
+    async def one(found: FoundImage) -> tuple[tuple[int, int], EngineImage]:
+        keys = places.get((found.message, found.part), history.NOWHERE)
+        ref = await gateway.images.resolve(
+            found.source, tenant=tenant.name, lookup=keys.lookup, record=keys.record, fallback=keys.fallback
+        )
+
+        async def load() -> bytes:
+            return await gateway.images.payload(ref, tenant=tenant.name)
+
+        image = EngineImage(tenant.image_uuid(ref.image_id), ref, load, found.source.detail)
+        return (found.message, found.part), image
+
+    resolved = [await one(found) for found in call.images if found.source.kind == "data"]
+    fetched: Sequence[FoundImage] = [found for found in call.images if found.source.kind == "url"]
+    if fetched:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(found)) for found in fetched]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        resolved += [task.result() for task in tasks]
+    return dict(resolved)
+
+
+async def _relay(turn: Turn, reply: EngineReply) -> None:
+    """The engine's reply to the client, and its usage to the record."""
+    metrics = turn.gateway.metrics
+    metrics.image_bytes.inc(reply.sent_image_bytes)
+    metrics.image_misses.inc(reply.image_misses)
+    if reply.status != 200:
+        status, body = public_error_bytes(await reply.read(), reply.status)
+        turn.outcome = "refused" if status < 500 else "failed"
+        turn.started = True
+        await asgi.respond_json(turn.send, status, body, turn.headers())
+    elif reply.headers.get("content-type", "").startswith("text/event-stream"):
+        await _relay_events(turn, reply)
+    else:
+        body = await reply.read()
+        turn.usage = read_usage(_usage_of(body))
+        await turn.start(200, b"application/json", len(body))
+        await turn.send({"type": "http.response.body", "body": body})
+        turn.outcome = "completed"
+
+
+async def _relay_events(turn: Turn, reply: EngineReply) -> None:
+    relay = EventRelay(include_usage=turn.include_usage)
+    await turn.start(200, b"text/event-stream; charset=utf-8")
+    async for chunk in relay.relay(reply.chunks):
+        await turn.send({"type": "http.response.body", "body": chunk, "more_body": True})
+    turn.usage = read_usage(relay.usage)
+    turn.outcome = "failed" if relay.failed else "completed"
+    await turn.send({"type": "http.response.body", "body": b""})
+
+
+def _usage_of(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        data: Any = from_json(body)
+    except ValueError as error:
+        raise EngineProtocolError("The engine's answer is not JSON.") from error
+    return data.get("usage") if isinstance(data, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]

@@ -1,0 +1,99 @@
+"""Where in a conversation an image URL stands, so that history is served from its snapshot and never fetched again.
+
+A URL names a place, not a content. What it showed when its message was new is what the conversation was about; the
+same URL in a new message is fetched anew. Three questions are asked of an image by URL:
+
+    is it history?   the picture that was seen at this very place (message and everything before it), else the latest
+                     that this tenant saw under the URL (a client may have trimmed what stood before)
+    is it new?       fetched; if that fails, the picture that was seen at this very place: the client tries again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from blake3 import blake3
+from pydantic_core import to_json
+
+from app.wire import IMAGE_PARTS, ChatCall
+from context.tenancy import Tenant
+from engine.base import EngineImage
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceKeys:
+    """Keys of one image place: `lookup` are tried before fetching, `record` get what was fetched, `fallback` are
+    tried when fetching fails."""
+
+    lookup: Sequence[str] = ()
+    record: Sequence[str] = ()
+    fallback: Sequence[str] = ()
+
+
+NOWHERE = PlaceKeys()
+
+
+def places(tenant: Tenant, call: ChatCall) -> Mapping[tuple[int, int], PlaceKeys]:
+    """The keys of every image by URL; images by data need none."""
+    by_url = {(image.message, image.part): image for image in call.images if image.source.kind == "url"}
+    if not by_url:
+        return {}
+    keys: dict[tuple[int, int], PlaceKeys] = {}
+    chain = blake3(tenant.key)
+    last = max(message for message, _ in by_url)
+    for index, message in enumerate(call.messages[: last + 1]):
+        chain.update(blake3(to_json(_light(message))).digest())
+        so_far = chain.hexdigest()
+        for (at, part), image in by_url.items():
+            if at != index:
+                continue
+            here = f"place-{so_far}-{part}"
+            url = f"url-{blake3(tenant.key + image.source.value.encode()).hexdigest()}"
+            keys[at, part] = PlaceKeys(
+                lookup=(here, url) if image.history else (), record=(here, url), fallback=(here,)
+            )
+    return keys
+
+
+def conversation(tenant: Tenant, body: Mapping[str, Any]) -> str:
+    """A name for the conversation by its beginning: everything up to and with the first user message.
+
+    Args:
+        tenant: whose conversation it is; equal ones of two tenants have different names.
+        body: with the engine's images in place.
+    """
+    head: list[Any] = []
+    for message in body["messages"]:
+        head.append(_named(message))
+        if message["role"] == "user":
+            break
+    return blake3(tenant.key + to_json(head)).hexdigest()[:32]
+
+
+def _named(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with each image's uuid in its place."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = cast("list[Any]", content)
+    return {**message, "content": [part.uuid if isinstance(part, EngineImage) else part for part in parts]}
+
+
+def _light(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with the digest of a long text in place of the text: image data is hashed, not serialized."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [
+        {**part, "image_url": _digest(part.get("image_url"))} if part.get("type") in IMAGE_PARTS else part
+        for part in cast("list[dict[str, Any]]", content)
+    ]
+    return {**message, "content": parts}
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, dict):
+        value = cast("dict[str, Any]", value).get("url")
+    return blake3(str(value).encode()).hexdigest()

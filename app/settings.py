@@ -1,0 +1,309 @@
+"""Settings: `configs/default.yaml`, then `--config FILE`, then the environment, then flags.
+
+One place decides what a value means: the models below. A wrong value stops the start and names file, key and remedy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from context.errors import ConfigError
+from context.images.base import FetchLimits, ImageLimits
+
+ENVIRONMENT_PREFIX = "STILLFRAME_"
+DEFAULTS = "configs/default.yaml"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Auth(_Section):
+    keys: dict[str, str]
+
+    @field_validator("keys")
+    @classmethod
+    def _distinct(cls, keys: dict[str, str]) -> dict[str, str]:
+        if len(set(keys.values())) != len(keys):
+            raise ValueError("two tenants have the same key")
+        if any(not key for key in keys.values()):
+            raise ValueError("a key is empty")
+        return keys
+
+
+class Server(_Section):
+    max_body_bytes: int = Field(ge=1024)
+    inflight_body_bytes: int = Field(ge=1024)
+    body_timeout_seconds: float = Field(gt=0)
+    max_concurrent_requests: int = Field(ge=1)
+    keep_alive_seconds: int = Field(ge=1)
+    shutdown_grace_seconds: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _one_fits(self) -> Server:
+        if self.inflight_body_bytes < self.max_body_bytes:
+            raise ValueError("inflight_body_bytes must be at least max_body_bytes, or the largest body never fits")
+        return self
+
+
+class Images(_Section):
+    max_image_bytes: int = Field(ge=1)
+    max_pixels: int = Field(ge=1)
+    max_side: int = Field(ge=1, le=65_535)
+    max_images_per_request: int = Field(ge=0)
+    formats: tuple[Literal["PNG", "JPEG", "WEBP", "GIF"], ...] = Field(min_length=1)
+    background: tuple[int, int, int]
+    animated: Literal["reject", "first_frame"]
+    decode_threads: int = Field(ge=1)
+    decode_queue: int = Field(ge=1)
+    memo_entries: int = Field(ge=1)
+    payload_cache_bytes: int = Field(ge=0)
+    store_url: str
+    store_max_bytes: int = Field(ge=0)
+    near_duplicate_distance: int = Field(ge=0, le=64)
+
+    @field_validator("background")
+    @classmethod
+    def _colour(cls, colour: tuple[int, int, int]) -> tuple[int, int, int]:
+        if not all(0 <= channel <= 255 for channel in colour):
+            raise ValueError("each of the three channels is 0 to 255")
+        return colour
+
+    def limits(self) -> ImageLimits:
+        """These settings as the image service takes them."""
+        return ImageLimits(**self.model_dump(exclude={"store_url"}))
+
+
+class Fetch(_Section):
+    enabled: bool
+    timeout_seconds: float = Field(gt=0)
+    max_redirects: int = Field(ge=0)
+    max_concurrent: int = Field(ge=1)
+    allow_private: tuple[str, ...]
+    user_agent: str = Field(min_length=1)
+
+    @field_validator("allow_private")
+    @classmethod
+    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        import ipaddress
+
+        for network in networks:
+            ipaddress.ip_network(network)
+        return networks
+
+    def limits(self) -> FetchLimits:
+        """These settings as the image service takes them."""
+        return FetchLimits(**self.model_dump())
+
+
+class EngineSection(_Section):
+    start_timeout_seconds: float = Field(gt=0)
+    stop_timeout_seconds: float = Field(ge=0)
+    restart_on_crash: bool
+    max_restarts: int = Field(ge=0)
+    offline: bool
+    kv_cache_gib: int = Field(ge=1)
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+    vllm: dict[str, Any]
+
+
+class Upstreams(_Section):
+    api_key: str
+    accepts_uuid: Literal["auto", True, False]
+    accepts_cache_salt: Literal["auto", True, False]
+    connections: int = Field(ge=1)
+    connect_timeout_seconds: float = Field(gt=0)
+    read_timeout_seconds: float = Field(gt=0)
+    retries: int = Field(ge=0)
+
+
+class Settings(_Section):
+    """Everything that can be set, as one immutable value."""
+
+    host: str = Field(min_length=1)
+    port: int = Field(ge=0, le=65_535)
+    workers: int = Field(ge=1)
+    model: str = Field(min_length=1)
+    upstream: tuple[str, ...]
+    policy: Literal["stable"]
+    data_dir: str
+    log_level: Literal["debug", "info", "warning", "error"]
+    admin_token: str
+    auth: Auth
+    server: Server
+    images: Images
+    fetch: Fetch
+    engine: EngineSection
+    upstreams: Upstreams
+
+    @field_validator("upstream", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part for part in value.replace(",", " ").split() if part)
+        return value
+
+    @field_validator("upstream")
+    @classmethod
+    def _urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        from urllib.parse import urlsplit
+
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{url!r} is not an http or https URL such as http://127.0.0.1:8001/v1")
+        return tuple(url.rstrip("/") for url in urls)
+
+    @model_validator(mode="after")
+    def _workers_need_an_upstream(self) -> Settings:
+        if self.workers > 1 and not self.upstream:
+            raise ValueError("workers above 1 need an upstream: the embedded engine lives in one process")
+        return self
+
+    @property
+    def data_path(self) -> Path:
+        """Where the gateway keeps its files."""
+        if self.data_dir:
+            return Path(self.data_dir).expanduser()
+        home = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
+        return Path(home) / "stillframe"
+
+
+def defaults() -> dict[str, Any]:
+    """The shipped `configs/default.yaml`."""
+    return yaml.safe_load(resources.files("configs").joinpath("default.yaml").read_text())
+
+
+def load(
+    config: Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Read all layers.
+
+    Args:
+        config: a YAML file of the same keys; a partial one is enough.
+        environment: variables; the process's own by default. `STILLFRAME_CONFIG` names a file too.
+        flags: top-level keys from the command line; None values are not set.
+
+    Raises:
+        ConfigError: names the layer, the key and what to do.
+    """
+    environment = os.environ if environment is None else environment
+    if config is None and environment.get(ENVIRONMENT_PREFIX + "CONFIG"):
+        config = Path(environment[ENVIRONMENT_PREFIX + "CONFIG"])
+    values = defaults()
+    origin: dict[tuple[str, ...], str] = {}
+    if config is not None:
+        _merge(values, _read_file(config), str(config), origin)
+    _merge(values, _read_environment(environment, values), "environment", origin)
+    _merge(values, {key: value for key, value in (flags or {}).items() if value is not None}, "flag", origin)
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error, origin) from error
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), "", "cannot be read; check the path and that it is a text file") from error
+    try:
+        data: Any = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(str(path), "", f"{place}is not valid YAML") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(str(path), "", "is not valid YAML") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(str(path), "", "must be a mapping of settings")
+    return data  # pyright: ignore[reportUnknownVariableType]
+
+
+def _read_environment(environment: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, text in environment.items():
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in (ENVIRONMENT_PREFIX + "CONFIG", *_INTERNAL):
+            continue
+        path = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        if path[0] not in known:
+            raise ConfigError(f"environment variable {name}", "", f"there is no setting {path[0]!r}")
+        try:
+            # Values are YAML as in a file, so that lists and mappings can be given; plain text stays text.
+            value = text if isinstance(_lookup(known, path), str) else yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"environment variable {name}", "", "is not valid YAML") from error
+        target = found
+        for part in path[:-1]:
+            target = target.setdefault(part, {})
+        target[path[-1]] = value
+    return found
+
+
+# Set by the gateway for its own child processes.
+_INTERNAL = (ENVIRONMENT_PREFIX + "DECLARE_TORCHVISION_OPERATORS", ENVIRONMENT_PREFIX + "INTERNAL_SETTINGS")
+_OPEN = {("engine", "vllm"), ("auth", "keys")}
+
+
+def _lookup(values: Mapping[str, Any], path: list[str]) -> Any:
+    for part in path:
+        if not isinstance(values, Mapping) or part not in values:
+            return None
+        values = values[part]
+    return values
+
+
+def _merge(
+    into: dict[str, Any], layer: Mapping[str, Any], where: str, origin: dict[tuple[str, ...], str], at: tuple[str, ...] = ()
+) -> None:
+    for key, value in layer.items():
+        path = (*at, str(key))
+        if at not in _OPEN and key not in into:
+            near = ", ".join(sorted(map(str, into)))
+            raise ConfigError(where, ".".join(path), f"there is no such setting; known here: {near}")
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict) and at not in _OPEN:
+            _merge(into[key], value, where, origin, path)  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            into[key] = value
+            origin[path] = where
+
+
+def _explain(error: ValidationError, origin: Mapping[tuple[str, ...], str]) -> ConfigError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = tuple(str(part) for part in first["loc"])
+    where = DEFAULTS
+    for length in range(len(path), 0, -1):
+        if path[:length] in origin:
+            where = origin[path[:length]]
+            break
+    else:
+        where = next(iter(origin.values()), DEFAULTS) if not path else where
+    keys = [part for part in path if not part.startswith(("literal[", "function-"))]
+    return ConfigError(where, ".".join(keys), first["msg"].removeprefix("Value error, "))
+
+
+def flat_keys(values: Mapping[str, Any] | None = None, at: str = "") -> list[str]:
+    """Every setting as a dotted key, for documentation and its test."""
+    keys: list[str] = []
+    for key, value in (defaults() if values is None else values).items():
+        path = f"{at}{key}"
+        if isinstance(value, dict) and value:
+            keys += flat_keys(value, f"{path}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            keys.append(path)
+    return keys
+
+
+__all__ = ["ENVIRONMENT_PREFIX", "Settings", "defaults", "flat_keys", "load"]

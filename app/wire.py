@@ -1,0 +1,182 @@
+"""From the bytes of a chat request to what the gateway works with: checked, with its images found.
+
+Only what the gateway needs is checked; every other parameter goes on as it came, for the engine to judge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic_core import from_json
+
+from context.errors import RequestError
+from context.images.base import ImageSource
+from context.images.parts import parse_image_part
+from engine.base import EngineImage
+
+IMAGE_PARTS = frozenset({"image_url", "input_image"})
+# Parts that hold text and go on as they came, by the name that the engine knows.
+TEXT_PARTS: Mapping[str, str] = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+# What a client could use to reach another tenant's cache entries, or to make the same image another one.
+DROPPED_KEYS = frozenset(
+    {"cache_salt", "mm_processor_kwargs", "media_io_kwargs", "kv_transfer_params", "ec_transfer_params", "request_id"}
+)
+_POSITION = re.compile(r"line (\d+) column (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundImage:
+    """An image part: `messages[message].content[part]`; `history` when an assistant's message follows it."""
+
+    message: int
+    part: int
+    source: ImageSource
+    history: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A checked chat request. `body` is the client's own, without what is never forwarded; its images stand in it
+    as the client sent them until `with_images` puts the engine's in their place."""
+
+    body: Mapping[str, Any]
+    images: tuple[FoundImage, ...]
+    stream: bool
+    include_usage: bool
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The client's messages."""
+        return self.body["messages"]
+
+    def with_images(self, images: Mapping[tuple[int, int], EngineImage]) -> dict[str, Any]:
+        """The body to forward: engine images in place of the client's, usage always asked for."""
+        messages = list(self.messages)
+        for index in {message for message, _ in images}:
+            content = list(messages[index]["content"])
+            for (message, part), image in images.items():
+                if message == index:
+                    content[part] = image
+            messages[index] = {**messages[index], "content": content}
+        body = {**self.body, "messages": messages}
+        if self.stream:
+            options = cast("dict[str, Any] | None", body.get("stream_options"))
+            body["stream_options"] = {**(options or {}), "include_usage": True}
+        return body
+
+
+def parse_chat(raw: bytes, *, default_model: str | None, max_images: int) -> ChatCall:
+    """Check a request body.
+
+    Args:
+        raw: the body's bytes.
+        default_model: stands in when the client names no model.
+        max_images: a request with more image parts is refused.
+
+    Raises:
+        RequestError: names the place and the remedy.
+    """
+    data = parse_json(raw)
+    if not isinstance(data, dict):
+        raise RequestError("The body must be a JSON object.", code="invalid_body")
+    body = {key: value for key, value in cast("dict[str, Any]", data).items() if key not in DROPPED_KEYS}
+    if body.get("model") is None and default_model is not None:
+        body["model"] = default_model
+    _check_type(body, "model", str, "a string")
+    _check_type(body, "stream", bool, "true or false")
+    _check_type(body, "stream_options", dict, "an object")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages must be a list of at least one message.", code="invalid_messages", param="messages")
+    body["messages"] = checked = cast("list[dict[str, Any]]", messages)
+    images = tuple(_find_images(checked))
+    if len(images) > max_images:
+        raise RequestError(
+            f"The request has {len(images)} images; the limit is {max_images}. Send fewer, or raise "
+            "images.max_images_per_request.",
+            code="too_many_images",
+            param=images[max_images].source.place,
+        )
+    options = cast("dict[str, Any]", body.get("stream_options") or {})
+    return ChatCall(body, images, bool(body.get("stream")), bool(options.get("include_usage")))
+
+
+def parse_json(raw: bytes) -> Any:
+    """A JSON value.
+
+    Raises:
+        RequestError: the bytes are not JSON; says where.
+    """
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        found = _POSITION.search(str(error))
+        where = f" at line {found.group(1)}, column {found.group(2)}" if found else ""
+        raise RequestError(
+            f"The body is not valid JSON{where}. Send UTF-8 JSON without lone surrogates or NaN.", code="invalid_json"
+        ) from None
+
+
+def _check_type(body: Mapping[str, Any], key: str, kind: type, words: str) -> None:
+    value = body.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise RequestError(f"{key} must be {words}.", code="invalid_type", param=key)
+
+
+def _find_images(messages: list[dict[str, Any]]) -> Iterator[FoundImage]:
+    last_reply = max((i for i, message in enumerate(messages) if _role(message, i) == "assistant"), default=-1)
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if content is None or isinstance(content, str):
+            continue
+        if not isinstance(content, list):
+            raise RequestError(
+                f"messages[{index}].content must be a string or a list of parts.",
+                code="invalid_content",
+                param=f"messages[{index}].content",
+            )
+        for position, part in enumerate(cast("list[Any]", content)):
+            place = f"messages[{index}].content[{position}]"
+            kind = _part_type(part, place)
+            if kind in IMAGE_PARTS:
+                yield FoundImage(index, position, parse_image_part(part, place), index < last_reply)
+            else:
+                content[position] = _text_part(part, kind, place)
+
+
+def _role(message: Any, index: int) -> str:
+    role = cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or not role:
+        raise RequestError(
+            f"messages[{index}] must be an object with a role.", code="invalid_message", param=f"messages[{index}]"
+        )
+    return role
+
+
+def _part_type(part: Any, place: str) -> str:
+    kind = cast("dict[str, Any]", part).get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise RequestError(
+            f'{place} must be an object with a type, such as {{"type": "text", "text": "..."}}.',
+            code="invalid_content_part",
+            param=place,
+        )
+    return kind
+
+
+def _text_part(part: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
+    name = TEXT_PARTS.get(kind)
+    if name is None:
+        raise RequestError(
+            f"{place} has the type {kind[:40]!r}; supported are text, refusal, image_url and input_image.",
+            code="unsupported_part_type",
+            param=f"{place}.type",
+        )
+    if not isinstance(part.get(name), str):
+        raise RequestError(f"{place}.{name} must be a string.", code="invalid_content_part", param=f"{place}.{name}")
+    return part if kind == name else {**part, "type": name}
+
+

@@ -1,0 +1,268 @@
+"""Images of requests: from what a client sent to an identity, and from an identity to the pinned bytes.
+
+    text -> digest of the text -> memory?  -> ImageRef                       (seen before: one hash)
+         -> bytes -> digest of the bytes -> memory? -> ImageRef              (same file, other spelling)
+         -> header checks -> pixels -> image_id -> pinned bytes -> store     (first sight: once, in the pool)
+
+Everything is kept per tenant: digests are salted with the tenant, and blobs lie in the tenant's own folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from aiohttp.abc import AbstractResolver
+from blake3 import blake3
+
+from context.errors import ConfigError, ImageError, RequestError
+from context.images.base import FetchLimits, ImageLimits, ImageRef, ImageSource, placed
+from context.images.dataurl import decode_image_text
+from context.images.decode import Canonical, canonicalize
+from context.images.fetch import ImageFetcher
+from context.images.header import MEDIA_TYPES
+from context.images.memo import Lru, SingleFlight
+from context.images.near import NearDuplicate, NearDuplicates
+from context.images.pins import Pins
+from context.images.snapshots import Snapshots, digest_of
+from context.images.sniff import sniff
+from context.images.stats import ImageStats
+from context.store.blobs import BlobStore
+
+_T = TypeVar("_T")
+# Up to here hashing or encoding takes less than about 1 ms, and a thread's round trip would cost more than it saves.
+_INLINE_BYTES = 2 * 1024 * 1024
+_HASH_CHARS = 1024 * 1024
+
+
+class ImageService:
+    """Resolves and serves the images of one process, from one event loop.
+
+    Args:
+        limits: bounds of decoding and memory.
+        fetch: bounds of fetching.
+        store: where pinned bytes and snapshots lie; it is not closed here.
+        resolver: resolves names for fetching; the system's by default.
+
+    Raises:
+        ConfigError: `limits.formats` or `fetch.allow_private` cannot be honoured.
+    """
+
+    def __init__(
+        self, limits: ImageLimits, fetch: FetchLimits, store: BlobStore, *, resolver: AbstractResolver | None = None
+    ) -> None:
+        if unknown := set(limits.formats) - set(MEDIA_TYPES):
+            raise ConfigError(
+                "settings",
+                "images.formats",
+                f"{sorted(unknown)[0]} is not one of {', '.join(MEDIA_TYPES)}",
+            )
+        try:
+            self._fetcher = ImageFetcher(fetch, limits.max_image_bytes, resolver)
+        except ValueError as error:
+            raise ConfigError("settings", "fetch.allow_private", "expected networks such as 10.0.0.0/8") from error
+        self.limits = limits
+        self._store = store
+        self._stats = ImageStats()
+        self._slots, self._waiting = asyncio.Semaphore(limits.decode_threads), 0
+        self._decoders = ThreadPoolExecutor(limits.decode_threads, "image-decode")
+        self._helper = ThreadPoolExecutor(1, "image-helper")
+        self._flights = SingleFlight()
+        self._near = NearDuplicates(limits.near_duplicate_distance, self._helper)
+        self._pins = Pins(store, limits, self._stats, self._helper, self._near)
+        self._wire: Lru[bytes, ImageRef] = Lru(limits.memo_entries)
+        self._bytes: Lru[bytes, ImageRef] = Lru(limits.memo_entries)
+        self._snapshots = Snapshots(store, limits.memo_entries, self._stats.store_failed)
+
+    async def resolve(
+        self,
+        source: ImageSource,
+        *,
+        tenant: str,
+        snapshot_keys: Sequence[str] = (),
+        lookup: Sequence[str] = (),
+        record: Sequence[str] = (),
+        fallback: Sequence[str] = (),
+    ) -> ImageRef:
+        """The identity of an image part.
+
+        A text that was seen before costs one hash. A URL is fetched anew, unless the caller names its place in history
+        by opaque keys; data needs none. Keys are durable where the store is.
+
+        Args:
+            source: the part.
+            tenant: whose request it is.
+            snapshot_keys: short for the same keys in `lookup` and `record`.
+            lookup: keys tried before fetching, in order; what was recorded under one is returned without a fetch.
+            record: keys under which the result is recorded. A fetch replaces what they held; a found snapshot only
+                fills those that are not recorded yet.
+            fallback: keys tried when the fetch or what it brought is refused.
+
+        Raises:
+            ImageError: the image is refused; `param` is `source.place`.
+            RequestError: 429 `image_queue_full`, too many images wait to be decoded.
+        """
+        try:
+            if source.kind == "data":
+                return await self._resolve_text(source.value, tenant)
+            lookup, record = (*snapshot_keys, *lookup), (*snapshot_keys, *record)
+            return await self._resolve_url(source.value, tenant, lookup, record, fallback)
+        except ImageError as error:
+            raise placed(error, source.place) from error
+
+    async def payload(self, ref: ImageRef, *, tenant: str, source: ImageSource | None = None) -> bytes:
+        """The pinned bytes as an ASCII data URL.
+
+        Args:
+            ref: what `resolve` returned for this tenant.
+            tenant: whose image it is.
+            source: where the image came from; if the store has lost the bytes, they are made again from it.
+
+        Raises:
+            ImageError: `image_lost`, the bytes are gone and the client has to send the image again.
+            StoreError: the object store cannot be read.
+        """
+        try:
+            return await self._pins.payload(ref, tenant)
+        except ImageError as error:
+            if source is None:
+                raise
+            again = await self.resolve(source, tenant=tenant)
+            if again.image_id != ref.image_id:
+                raise placed(error, source.place) from error
+            return await self.payload(again, tenant=tenant)
+
+    def near_duplicates(self, tenant: str) -> list[NearDuplicate]:
+        """Pairs of the tenant's images that look alike. A report only; such images are never merged."""
+        return self._near.report(tenant)
+
+    def stats(self) -> ImageStats:
+        """A copy of the counts since the start."""
+        return replace(self._stats)
+
+    async def settle(self) -> None:
+        """Wait for background work: perceptual hashes, and a sweep of the store."""
+        await self._near.settle()
+        await self._store.settle()
+
+    async def close(self) -> None:
+        """Cancel what runs and free threads and sockets. Waiters get `CancelledError`."""
+        await self._flights.close()
+        await self._pins.close()
+        await self._near.close()
+        await self._fetcher.close()
+        # A thread in the middle of a picture cannot be cancelled; it is waited for, beside the event loop.
+        closer = ThreadPoolExecutor(1, "image-close")
+        for pool in (self._decoders, self._helper):
+            await asyncio.get_running_loop().run_in_executor(
+                closer, lambda pool=pool: pool.shutdown(cancel_futures=True)
+            )
+        closer.shutdown()
+
+    async def _resolve_text(self, text: str, tenant: str) -> ImageRef:
+        if len(text) <= _INLINE_BYTES:
+            digest = _text_digest(tenant, text)
+        else:
+            digest = await self._run(self._helper, _text_digest, tenant, text)
+        if ref := self._known(self._wire, digest, tenant):
+            self._stats.wire_hits += 1
+            return ref
+        return await self._flights.run(("wire", digest), lambda: self._first_sight(digest, text, tenant))
+
+    async def _first_sight(self, digest: bytes, text: str, tenant: str) -> ImageRef:
+        async with self._slot():
+            data, data_digest = await self._run(self._decoders, _bytes_of, tenant, text, self.limits.max_image_bytes)
+            ref = await self._identify(data, data_digest, tenant)
+        self._wire.put(digest, ref)
+        return ref
+
+    async def _resolve_url(
+        self, url: str, tenant: str, lookup: Sequence[str], record: Sequence[str], fallback: Sequence[str]
+    ) -> ImageRef:
+        if ref := await self._snapshots.find(tenant, lookup):
+            self._pins.keep(ref, tenant)
+            self._stats.snapshot_hits += 1
+            await self._snapshots.record(tenant, record, ref, replace=False)
+            return ref
+        try:
+            ref = await self._flights.run(("url", tenant, url, *record), lambda: self._fetch(url, tenant))
+        except ImageError:
+            ref = await self._snapshots.find(tenant, fallback)
+            if ref is None:
+                raise
+            self._pins.keep(ref, tenant)
+            self._stats.snapshot_hits += 1
+            return ref
+        await self._snapshots.record(tenant, record, ref, replace=True)
+        return ref
+
+    async def _fetch(self, url: str, tenant: str) -> ImageRef:
+        self._stats.fetches += 1
+        data = await self._fetcher.fetch(url)
+        async with self._slot():
+            return await self._identify(data, await self._run(self._decoders, _bytes_digest, tenant, data), tenant)
+
+    async def _identify(self, data: bytes, digest: bytes, tenant: str) -> ImageRef:
+        if ref := self._known(self._bytes, digest, tenant):
+            self._stats.byte_hits += 1
+            return ref
+        ref = await self._flights.run(("bytes", digest), lambda: self._decode(data, tenant))
+        self._bytes.put(digest, ref)
+        return ref
+
+    async def _decode(self, data: bytes, tenant: str) -> ImageRef:
+        self._stats.decodes += 1
+        image = await self._run(self._decoders, _canonical, data, self.limits)
+        self._stats.rewrites += image.pinned is not data
+        return await self._pins.pin(image, tenant)
+
+    def _known(self, memo: Lru[bytes, ImageRef], digest: bytes, tenant: str) -> ImageRef | None:
+        ref = memo.get(digest)
+        return None if ref is None else self._pins.get(ref.image_id, tenant)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncGenerator[None]:
+        """One of the decoders' places. Only who holds one holds decoded base64, so memory is bounded with it."""
+        if self._slots.locked() and self._waiting >= self.limits.decode_queue:
+            self._stats.queue_refusals += 1
+            raise RequestError(
+                "Too many images wait to be decoded. Try again in a moment.", code="image_queue_full", status=429
+            )
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., _T], *args: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+
+
+def _text_digest(tenant: str, text: str) -> bytes:
+    """Digest of what the client sent. In pieces, so that a long text is never copied as a whole."""
+    digest = blake3(digest_of("wire", tenant))
+    for start in range(0, len(text), _HASH_CHARS):
+        # surrogatepass: any string that JSON can carry has a digest; the decoder refuses it later.
+        digest.update(text[start : start + _HASH_CHARS].encode("utf-8", "surrogatepass"))
+    return digest.digest()
+
+
+def _bytes_digest(tenant: str, data: bytes) -> bytes:
+    return blake3(digest_of("bytes", tenant)).update(data).digest()
+
+
+def _bytes_of(tenant: str, text: str, max_bytes: int) -> tuple[bytes, bytes]:
+    data = decode_image_text(text, max_bytes)
+    return data, _bytes_digest(tenant, data)
+
+
+def _canonical(data: bytes, limits: ImageLimits) -> Canonical:
+    return canonicalize(data, sniff(data, limits), limits)

@@ -1,0 +1,211 @@
+"""The engine seam: what the gateway asks of whatever answers a chat.
+
+Three engines implement it, and one contract suite (`tests/contract/`) runs on all of them:
+
+    engine/vllm/    vLLM's own OpenAI server embedded in this process
+    engine/remote.py   any OpenAI-compatible upstream
+    engine/fake.py  deterministic and block-accurate, without a model
+
+An engine is started once, answers many chats at a time from one event loop, and is stopped once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from context.images.base import ImageRef
+
+
+@dataclass(frozen=True, slots=True)
+class EngineImage:
+    """One image part of a chat body, standing in the content list where the client's part stood.
+
+    `uuid` is the tenant's own name for the content (never the client's). `load` gives the pinned bytes as a data
+    URL in ASCII (`data:image/png;base64,...`); it is called only when the engine needs the bytes.
+    """
+
+    uuid: str
+    ref: ImageRef
+    load: Callable[[], Awaitable[bytes]]
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A chat to forward. The engine does not mutate it.
+
+    `body` is OpenAI's chat completion body in which every image part is an `EngineImage`. `cache_salt` keeps
+    tenants apart in the prefix cache. `affinity` names the conversation, for the choice among several upstreams.
+    `authorization` is the client's own header value, for upstreams that are configured without a key.
+    """
+
+    request_id: str
+    body: Mapping[str, Any]
+    cache_salt: str
+    affinity: str = ""
+    authorization: str | None = None
+
+
+@dataclass(slots=True)
+class EngineReply:
+    """The engine's HTTP answer. `chunks` may be iterated once; leaving the context that gave it cancels the work.
+
+    `sent_image_bytes` counts the image payload that went to the engine for this request, in bytes on the wire;
+    `image_misses` counts images that were first sent by uuid alone and had to be sent again with their bytes.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    chunks: AsyncIterator[bytes]
+    sent_image_bytes: int = 0
+    image_misses: int = 0
+
+    async def read(self) -> bytes:
+        """The whole body. For replies that are known to be small or not streamed."""
+        return b"".join([chunk async for chunk in self.chunks])
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """`state` is what readiness reports; `reason` is for people and holds no path and no exception text."""
+
+    state: Literal["starting", "ready", "crashed", "stopped"]
+    reason: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """KV blocks became resident. Hashes are opaque; `extra_keys` has one entry a block: ((mm identifier, offset), ...).
+
+    Source: vLLM 0.32, vllm/distributed/kv_events.py::BlockStored.
+    """
+
+    block_hashes: tuple[bytes | int, ...]
+    parent_block_hash: bytes | int | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    extra_keys: tuple[tuple[Any, ...] | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """KV blocks are no longer resident. Source: vLLM 0.32, vllm/distributed/kv_events.py::BlockRemoved."""
+
+    block_hashes: tuple[bytes | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllBlocksCleared:
+    """The prefix cache was reset. Source: vLLM 0.32, vllm/distributed/kv_events.py::AllBlocksCleared."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderEvent:
+    """What the encoder cache did for one image of one request.
+
+    `kind`: `run` (vision encoder computed it), `hit` (features reused), `evict` (features dropped; `request_id` is
+    the request whose need evicted them), `done` (the request holds no more features; its last event), `reset` (all
+    features dropped; no request). `request_id` is the gateway's. `uuid` is empty for `done` and `reset`.
+    """
+
+    kind: Literal["run", "hit", "evict", "done", "reset"]
+    request_id: str
+    uuid: str = ""
+    embeddings: int = 0
+
+
+EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared | EncoderEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events in the engine's order. `sequence` counts up by one on each stream (`kv`, `encoder`); a jump is a gap."""
+
+    stream: Literal["kv", "encoder"]
+    sequence: int
+    seconds: float
+    events: tuple[EngineEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What is known of a ready engine. None means that the engine does not say.
+
+    `accepts_uuid`: an image part may carry a uuid, and no bytes when the engine holds them. `block_tokens`: tokens
+    in one KV block.
+    """
+
+    kind: Literal["vllm", "remote", "fake"]
+    models: tuple[str, ...] = ()
+    accepts_uuid: bool = False
+    block_tokens: int | None = None
+    max_model_tokens: int | None = None
+    max_images_per_prompt: int | None = None
+    extra: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Engine(Protocol):
+    """What answers chats. All methods are called from one event loop."""
+
+    async def start(self) -> None:
+        """Make the engine ready to answer. Returns when `health().ready`.
+
+        Raises:
+            EngineUnavailable: it could not be started; `health()` says why.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Cancel what runs, free everything, leave no process, task or socket behind. May be called at any time."""
+        ...
+
+    def health(self) -> EngineHealth:
+        """The state right now; never blocks."""
+        ...
+
+    def info(self) -> EngineInfo:
+        """What is known of the engine; complete once it is ready."""
+        ...
+
+    def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[EngineReply]:
+        """Forward a chat. Images that the engine holds go as their uuid alone, and are sent again with bytes when
+        the engine says that it does not hold them; the caller never sees that miss.
+
+        Leaving the context cancels whatever is still running for the request, also before the first byte.
+
+        Raises (on entering):
+            EngineUnavailable: not ready, or it broke before it answered.
+            EngineTimeout: no answer within the engine's time limit.
+            RequestError: the request can't be sent at all.
+        Raises (while iterating the chunks):
+            EngineUnavailable, EngineTimeout, EngineProtocolError: it broke in the middle.
+        """
+        ...
+
+    def forward(
+        self, method: str, path: str, *, headers: Mapping[str, str], body: Sequence[bytes] = ()
+    ) -> AbstractAsyncContextManager[EngineReply]:
+        """Pass a request to the engine's own HTTP surface as it is (models, tokenize, metrics, cache resets)."""
+        ...
+
+    async def reset_caches(self) -> None:
+        """Empty the prefix, processor and encoder caches. For experiments.
+
+        Raises:
+            EngineUnavailable: the engine has no way to do it, or refused.
+        """
+        ...
+
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[EventBatch]]:
+        """Subscribe to cache events from now on. A slow reader loses the oldest batches, which shows as a gap.
+
+        An engine that reports none gives an iterator that ends at once.
+        """
+        ...

@@ -1,0 +1,195 @@
+"""A seeded Qwen2.5-VL checkpoint with random weights: any size, no download, no meaning.
+
+It makes the engine's caches measurable on any machine: token counts, blocks, encoder runs and speed are those of a
+real vision-language model of that shape. Its answers are noise.
+
+    python -m engine.demo_model.random_checkpoint FOLDER [--layers 4 --hidden 256 ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointShape:
+    """Size of the checkpoint. `max_image_tokens` bounds the visual tokens of one image (28x28 pixels each)."""
+
+    layers: int = 4
+    hidden: int = 256
+    heads: int = 8
+    kv_heads: int = 4
+    vision_hidden: int = 128
+    vision_layers: int = 4
+    vision_heads: int = 4
+    vocabulary: int = 1024
+    max_position_tokens: int = 32_768
+    max_image_tokens: int = 1280
+    seed: int = 0
+
+
+def build(folder: Path, shape: CheckpointShape | None = None) -> Path:
+    """Make the checkpoint in `folder` and return it. A folder that already holds this very shape is left as it is.
+
+    The folder appears whole or not at all: another process may build the same one at the same time.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    shape = shape or CheckpointShape()
+    marker = folder / "stillframe.json"
+    wanted = {"format": FORMAT_VERSION, **asdict(shape)}
+    if marker.is_file() and json.loads(marker.read_text()) == wanted:
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        _write_tokenizer(building, shape)
+        _write_weights(building, shape)
+        (building / "stillframe.json").write_text(json.dumps(wanted))
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def _write_tokenizer(folder: Path, shape: CheckpointShape) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    files = resources.files(__package__ or "engine.demo_model")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=shape.vocabulary - len(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(files.joinpath("corpus.txt").read_text().splitlines(), trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = files.joinpath("chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": shape.max_position_tokens,
+                "eos_token": "<|im_end|>",
+                "pad_token": "<|endoftext|>",
+                "clean_up_tokenization_spaces": False,
+                "add_bos_token": False,
+                "chat_template": template,
+            }
+        )
+    )
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(
+            {
+                "image_processor_type": "Qwen2VLImageProcessor",
+                "processor_class": "Qwen2_5_VLProcessor",
+                "patch_size": 14,
+                "temporal_patch_size": 2,
+                "merge_size": 2,
+                "size": {"shortest_edge": 56 * 56, "longest_edge": shape.max_image_tokens * 28 * 28},
+                "min_pixels": 56 * 56,
+                "max_pixels": shape.max_image_tokens * 28 * 28,
+                "image_mean": [0.48145466, 0.4578275, 0.40821073],
+                "image_std": [0.26862954, 0.26130258, 0.27577711],
+            }
+        )
+    )
+
+
+def _write_weights(folder: Path, shape: CheckpointShape) -> None:
+    import torch
+    from engine import torchvision_ops
+
+    torchvision_ops.declare_missing()
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    head = shape.hidden // shape.heads
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": -(-len(ids) // 64) * 64,
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.hidden * 3,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "max_position_embeddings": shape.max_position_tokens,
+            "rope_theta": 1_000_000.0,
+            "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": _mrope_section(head)},
+            "tie_word_embeddings": True,
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
+        },
+        vision_config={
+            "depth": shape.vision_layers,
+            "hidden_size": shape.vision_hidden,
+            "intermediate_size": shape.vision_hidden * 2,
+            "num_heads": shape.vision_heads,
+            "out_hidden_size": shape.hidden,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 112,
+            "fullatt_block_indexes": [shape.vision_layers - 1],
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(shape.seed)
+        model = Qwen2_5_VLForConditionalGeneration(config).to(torch.bfloat16)
+    model.generation_config.eos_token_id = ids["<|im_end|>"]
+    model.generation_config.pad_token_id = ids["<|endoftext|>"]
+    model.save_pretrained(folder)
+
+
+def _mrope_section(head: int) -> list[int]:
+    """Split half of a head's dimensions between time, height and width as Qwen2.5-VL does (16:24:24 of 64)."""
+    half = head // 2
+    time = half // 4
+    height = (half - time) // 2
+    return [time, height, half - time - height]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line of the module."""
+    parser = argparse.ArgumentParser(prog="python -m engine.demo_model.random_checkpoint", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    for name, value in asdict(CheckpointShape()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
+    options = vars(parser.parse_args(arguments))
+    folder = options.pop("folder")
+    print(build(folder, CheckpointShape(**options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Images on their way to an engine: how they stand on the wire, which the engine holds, and what a miss costs.
+
+All engines share this. An engine that knows uuids is sent an image's bytes once and its uuid from then on. It may drop
+an image at any time and says so when it is named; then the request goes out once more with the bytes, and the caller
+never notices.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from context.errors import RequestError
+from engine.base import ChatRequest, EngineImage, EngineReply
+
+# The order in which a body is written: the same request gives the same bytes, and what stands first in the prompt
+# stands first on the wire. Keys that are not named here follow, sorted.
+KEY_ORDER = (
+    "model",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "messages",
+    "stream",
+    "stream_options",
+    "max_completion_tokens",
+    "max_tokens",
+    "n",
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "user",
+    "cache_salt",
+)
+_KNOWN_KEYS = frozenset(KEY_ORDER)
+_MISS_ANSWER_BYTES = 64 * 1024
+
+Send = Callable[[Sequence[bytes]], AbstractAsyncContextManager[EngineReply]]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedBody:
+    """A chat body ready to be sent: `segments` in order, never joined because an image may have megabytes.
+
+    `uuids` names every image; `by_uuid_alone` those that went without bytes, once for each place they stand.
+    `image_bytes` counts the data URLs in `segments`.
+    """
+
+    segments: tuple[bytes, ...]
+    image_bytes: int
+    uuids: tuple[str, ...]
+    by_uuid_alone: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The body's length on the wire."""
+        return sum(map(len, self.segments))
+
+
+class Holdings:
+    """Uuids of images that one engine is believed to hold, the latest used last. Bounded.
+
+    It is a belief: the engine may have dropped any of them. Nothing is believed before a request that carried or
+    named the image was accepted.
+    """
+
+    def __init__(self, max_entries: int = 65_536) -> None:
+        self._entries: OrderedDict[str, None] = OrderedDict()
+        self._max_entries = max_entries
+        self.generation = 0
+
+    def __contains__(self, uuid: object) -> bool:
+        return uuid in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, uuids: Iterable[str], *, generation: int | None = None) -> None:
+        """Believe that the engine holds these. Ignored when `clear` ran since `generation` was read."""
+        if generation is not None and generation != self.generation:
+            return
+        for uuid in uuids:
+            self._entries[uuid] = None
+            self._entries.move_to_end(uuid)
+        while len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
+
+    def forget(self, uuids: Iterable[str]) -> None:
+        """No longer believe that the engine holds these."""
+        for uuid in uuids:
+            self._entries.pop(uuid, None)
+
+    def clear(self) -> None:
+        """Forget all: the engine was restarted, or its caches were reset."""
+        self._entries.clear()
+        self.generation += 1
+
+
+async def render(body: Mapping[str, Any], *, accepts_uuid: bool, held: Container[str] = ()) -> RenderedBody:
+    """Write a chat body for an engine. The body is not mutated.
+
+    Every `EngineImage` in `messages[i].content` becomes an `image_url` part: its uuid alone when `held` contains it,
+    its uuid and data URL otherwise, and the data URL alone for an engine that does not know uuids.
+
+    Data URLs do not pass through the JSON encoder; they are loaded one after another and stand as segments of their
+    own. An image that stands twice is written twice: vLLM looks all images up before it stores any, so a uuid alone
+    beside its bytes in one request is a miss (multimodal/processing/processor.py::_get_cache_missing_items).
+
+    Raises:
+        RequestError: the body holds something that is not JSON.
+    """
+    marker = secrets.token_hex(24)
+    images: list[EngineImage] = []
+    held_uuids = frozenset(image.uuid for image in _images(body) if accepts_uuid and image.uuid in held)
+
+    def place(part: Any) -> Any:
+        if not isinstance(part, EngineImage):
+            return part
+        if part.uuid in held_uuids:
+            return {"type": "image_url", "image_url": None, "uuid": part.uuid}
+        images.append(part)
+        url = {"url": marker} if part.detail is None else {"url": marker, "detail": part.detail}
+        shown: dict[str, Any] = {"type": "image_url", "image_url": url}
+        return shown | {"uuid": part.uuid} if accepts_uuid else shown
+
+    ordered = {key: body[key] for key in (*KEY_ORDER, *sorted(body.keys() - _KNOWN_KEYS)) if key in body}
+    ordered["messages"] = [_placed(message, place) for message in body.get("messages", ())]
+    try:
+        pieces = to_json(ordered).split(marker.encode())
+    except (PydanticSerializationError, UnicodeEncodeError) as error:
+        raise RequestError("The request holds text or numbers that JSON cannot carry.", code="invalid_json") from error
+    segments = [pieces[0]]
+    image_bytes = 0
+    for image, piece in zip(images, pieces[1:], strict=True):
+        url = await image.load()
+        image_bytes += len(url)
+        segments += (url, piece)
+    every = [image.uuid for image in _images(body)]
+    alone = tuple(uuid for uuid in every if uuid in held_uuids)
+    return RenderedBody(tuple(segments), image_bytes, tuple(dict.fromkeys(every)), alone)
+
+
+def _images(body: Mapping[str, Any]) -> list[EngineImage]:
+    return [part for message in body.get("messages", ()) for part in _image_parts(message.get("content"))]
+
+
+def _image_parts(content: Any) -> list[EngineImage]:
+    if not isinstance(content, (list, tuple)):
+        return []
+    return [part for part in cast("Sequence[Any]", content) if isinstance(part, EngineImage)]
+
+
+def _placed(message: Mapping[str, Any], place: Callable[[Any], Any]) -> Mapping[str, Any]:
+    content: Any = message.get("content")
+    return {**message, "content": [place(part) for part in content]} if _image_parts(content) else message
+
+
+@asynccontextmanager
+async def open_chat(
+    request: ChatRequest, *, accepts_uuid: bool, holdings: Holdings, send: Send, accepts_salt: bool | None = None
+) -> AsyncGenerator[EngineReply]:
+    """Send a chat, with as few image bytes as the engine needs, and give its reply.
+
+    `send` puts one body on the wire; leaving its context cancels that request. When the engine answers that it misses
+    an image, that reply is closed and the request is sent once more with the bytes of every image. `accepts_salt`
+    (default: as `accepts_uuid`) says whether the body may carry the tenant's `cache_salt`.
+
+    Raises:
+        RequestError: the body cannot be written as JSON.
+        EngineError: whatever `send` raises.
+    """
+    body = {key: value for key, value in request.body.items() if key != "cache_salt"}
+    if request.cache_salt and (accepts_uuid if accepts_salt is None else accepts_salt):
+        body["cache_salt"] = request.cache_salt
+    generation = holdings.generation
+    first = await render(body, accepts_uuid=accepts_uuid, held=holdings)
+    async with send(first.segments) as reply:
+        if not (first.by_uuid_alone and await _is_miss(reply)):
+            reply.sent_image_bytes = first.image_bytes
+            _learn(holdings, reply, first, generation)
+            yield reply
+            return
+    holdings.forget(first.by_uuid_alone)
+    generation = holdings.generation
+    again = await render(body, accepts_uuid=accepts_uuid)
+    async with send(again.segments) as reply:
+        reply.sent_image_bytes = first.image_bytes + again.image_bytes
+        reply.image_misses = len(first.by_uuid_alone)
+        _learn(holdings, reply, again, generation)
+        yield reply
+
+
+def _learn(holdings: Holdings, reply: EngineReply, rendered: RenderedBody, generation: int) -> None:
+    # vLLM stores images while it renders the prompt, before it answers: a 2xx status is enough, the stream need not
+    # have ended.
+    if 200 <= reply.status < 300:
+        holdings.add(rendered.uuids, generation=generation)
+
+
+async def _is_miss(reply: EngineReply) -> bool:
+    """Whether the reply is vLLM's answer to a uuid that it does not hold. Any other reply stays readable."""
+    if reply.status != 400:
+        return False
+    chunks: list[bytes] = []
+    async for chunk in reply.chunks:
+        chunks.append(chunk)
+        if sum(map(len, chunks)) > _MISS_ANSWER_BYTES:
+            break
+    if is_cache_miss(b"".join(chunks)):
+        return True
+    reply.chunks = _resumed(chunks, reply.chunks)
+    return False
+
+
+async def _resumed(read: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for chunk in read:
+        yield chunk
+    async for chunk in rest:
+        yield chunk
+
+
+def is_cache_miss(answer: bytes) -> bool:
+    """Whether an error body says that a uuid came without data and is not held.
+
+    Source: vLLM 0.32, multimodal/processing/processor.py::BaseMultiModalProcessor._get_cache_missing_items.
+    """
+    try:
+        body = from_json(answer)
+    except ValueError:
+        return False
+    error: Any = cast("dict[str, Any]", body).get("error") if isinstance(body, dict) else None
+    message: Any = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
+    return isinstance(message, str) and "Cache miss" in message and "data is not provided" in message

@@ -1,0 +1,244 @@
+"""Any OpenAI-compatible upstream behind the engine seam.
+
+When a request is tried again, always before the first byte of its answer reached the caller, `retries` times at most:
+
+    no connection          nothing was sent: the next upstream, or the same one after a pause
+    no free connection     nothing was sent: the next upstream, if there is one
+    stale connection       a kept-alive connection ended under the request: once more on the same upstream and never on
+                           another, because a request that kills its upstream looks the same
+    answer 429 or 503      it was refused before work: the next upstream, if there is one; the last one's answer goes on
+    anything else          never: a time-out, a reset or a 500, 502, 504 may come from a request that still runs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from context.errors import EngineError, EngineProtocolError, EngineUnavailable, RequestError
+from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch
+from engine.images import open_chat
+from engine.remote.pool import Upstream, in_order
+from engine.remote.settings import RemoteSettings
+from engine.remote.transport import AttemptFailed
+
+_REFUSED_UNDONE = frozenset((429, 503))
+# What describes the client's connection to us, is set by us, or is not the upstream's business.
+_OWN_HEADERS = frozenset(
+    (
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "cookie",
+        "expect",
+        "host",
+        "keep-alive",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
+)
+_RESETS = ("reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache")
+
+Open = Callable[[Upstream], AbstractAsyncContextManager[EngineReply]]
+
+
+class RemoteEngine:
+    """Implements `engine.base.Engine`. Ready as soon as one upstream is; starts without, and then keeps asking."""
+
+    def __init__(self, settings: RemoteSettings) -> None:
+        self._settings = settings
+        self._upstreams = tuple(Upstream(number, url, settings) for number, url in enumerate(settings.urls, 1))
+        self._stopped = False
+
+    async def start(self) -> None:
+        """See `Engine.start`. After EngineUnavailable it goes on asking in the background and may become ready."""
+        if self._stopped:
+            raise EngineUnavailable("The engine was stopped.")
+        waiting = [upstream for upstream in self._upstreams if not upstream.ready]
+        probes = [upstream.probe(self._headers()) for upstream in waiting]
+        outcomes = await asyncio.gather(*probes, return_exceptions=True)
+        for upstream, outcome in zip(waiting, outcomes, strict=True):
+            if isinstance(outcome, EngineError):
+                upstream.watch(self._headers())
+            elif outcome is not None:
+                raise outcome
+        if not self.health().ready:
+            raise EngineUnavailable(self.health().reason)
+
+    async def stop(self) -> None:
+        """See `Engine.stop`. Chats in progress get EngineUnavailable."""
+        self._stopped = True
+        await asyncio.gather(*(upstream.close() for upstream in self._upstreams))
+
+    def health(self) -> EngineHealth:
+        """See `Engine.health`."""
+        if self._stopped:
+            return EngineHealth("stopped")
+        down = [upstream for upstream in self._upstreams if not upstream.ready]
+        many = len(self._upstreams) > 1
+        reasons = [f"Upstream {upstream.number}: {upstream.reason}" if many else upstream.reason for upstream in down]
+        if len(down) < len(self._upstreams):
+            return EngineHealth("ready", " ".join(reasons))
+        seen = any(upstream.findings is not None for upstream in self._upstreams)
+        return EngineHealth("crashed" if seen else "starting", " ".join(reasons))
+
+    def info(self) -> EngineInfo:
+        """See `Engine.info`. What differs between upstreams is told as what holds for all of them."""
+        found = [upstream.findings for upstream in self._upstreams if upstream.findings is not None]
+        lengths = [findings.max_model_tokens for findings in found if findings.max_model_tokens is not None]
+        return EngineInfo(
+            kind="remote",
+            models=tuple(dict.fromkeys(model for findings in found for model in findings.models)),
+            accepts_uuid=bool(found) and all(findings.accepts_uuid for findings in found),
+            max_model_tokens=min(lengths, default=None),
+            extra={"upstreams": str(len(self._upstreams))},
+        )
+
+    @asynccontextmanager
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[EngineReply]:
+        """See `Engine.chat`."""
+        headers = {"content-type": "application/json", "x-request-id": request.request_id}
+        headers = self._headers(headers, request.authorization)
+        async with AsyncExitStack() as stack:
+            order = in_order(self._upstreams, request.affinity, request.body.get("model"))
+            yield await self._answer(stack, order, partial(_open, request, headers))
+
+    @asynccontextmanager
+    async def forward(
+        self, method: str, path: str, *, headers: Mapping[str, str], body: Sequence[bytes] = ()
+    ) -> AsyncGenerator[EngineReply]:
+        """See `Engine.forward`. `path` is relative to the upstream's server root, whatever its base URL is.
+
+        Raises:
+            RequestError: the path leads out of the server root, or a header cannot be sent.
+        """
+        if ".." in path.partition("?")[0].replace("%2e", ".").replace("%2E", ".").split("/"):
+            raise RequestError("The path must not contain '..'.", code="invalid_path", status=404)
+        plain = {name.lower(): value for name, value in headers.items()}
+        passed = {name: value for name, value in plain.items() if name not in _OWN_HEADERS}
+        sent = self._headers(passed, passed.pop("authorization", None))
+
+        def send(upstream: Upstream) -> AbstractAsyncContextManager[EngineReply]:
+            return upstream.transport.send(method, upstream.url(path), headers=sent, body=body)
+
+        async with AsyncExitStack() as stack:
+            yield await self._answer(stack, in_order(self._upstreams, "", None), send)
+
+    async def reset_caches(self) -> None:
+        """See `Engine.reset_caches`. Resets every upstream."""
+        for upstream in self._upstreams:
+            for route in _RESETS:
+                await self._reset(upstream, route)
+            upstream.holdings.clear()
+
+    async def _reset(self, upstream: Upstream, route: str) -> None:
+        def send(_: Upstream) -> AbstractAsyncContextManager[EngineReply]:
+            return upstream.transport.send("POST", upstream.url(route), headers=self._headers())
+
+        async with AsyncExitStack() as stack:
+            reply = await self._answer(stack, [upstream], send)
+            answer = await reply.read()
+        if reply.status != 200 or b'"success":false' in answer.replace(b" ", b""):
+            raise EngineUnavailable(
+                "The upstream engine does not reset its caches. vLLM does when it was started with "
+                "VLLM_SERVER_DEV_MODE=1, and while no request is running."
+            )
+
+    @asynccontextmanager
+    async def events(self) -> AsyncGenerator[AsyncIterator[EventBatch]]:
+        """See `Engine.events`. An upstream reports none over HTTP."""
+        yield _no_events()
+
+    async def _answer(self, stack: AsyncExitStack, order: Sequence[Upstream], open_: Open) -> EngineReply:
+        """The first upstream's answer that can be used; `stack` then holds what must be left to end it."""
+        if self._stopped or not order:
+            raise EngineUnavailable(self.health().reason or "The engine is stopped.", retry_after_seconds=1)
+        tries, number = self._settings.retries + 1, 0
+        while True:
+            upstream = order[number % len(order)]
+            number += 1
+            async with AsyncExitStack() as trial:
+                trial.enter_context(upstream.occupied())
+                try:
+                    reply = await trial.enter_async_context(open_(upstream))
+                except AttemptFailed as failure:
+                    self._note(upstream, failure)
+                    if failure.kind == "stale":
+                        order, tries = [upstream], min(tries, number + 1)
+                    undone = failure.kind in ("unreachable", "stale") or (
+                        failure.kind == "busy" and number < len(order)
+                    )
+                    if number >= tries or not undone or self._stopped:
+                        raise failure.error from failure.__cause__
+                else:
+                    if reply.status not in _REFUSED_UNDONE or number >= min(tries, len(order)):
+                        stack.push_async_exit(trial.pop_all().__aexit__)
+                        stack.push(partial(self._ended, upstream))
+                        return reply
+            await self._pause(number, len(order))
+
+    async def _pause(self, number: int, upstreams: int) -> None:
+        """Wait before the same upstream is tried again; another one is tried at once."""
+        rounds, rest = divmod(number, upstreams)
+        if rest == 0:
+            spread = random.uniform(0.5, 1.5)  # noqa: S311  keeps clients apart; no secret
+            await asyncio.sleep(self._settings.backoff_seconds * 2 ** (rounds - 1) * spread)
+
+    def _note(self, upstream: Upstream, failure: AttemptFailed) -> None:
+        if self._stopped or failure.kind == "busy":
+            return
+        if failure.kind == "unreachable":
+            upstream.down(failure.error)
+        if failure.kind == "unreachable" or isinstance(failure.error, EngineUnavailable):
+            upstream.watch(self._headers())
+
+    def _ended(self, upstream: Upstream, kind: object, error: BaseException | None, trace: object) -> None:
+        # It may be gone with all its other requests: find out now, not with the next request.
+        if isinstance(error, EngineProtocolError) and not self._stopped:
+            upstream.watch(self._headers())
+
+    def _headers(self, headers: Mapping[str, str] | None = None, authorization: str | None = None) -> dict[str, str]:
+        """With the upstream's key, or the client's own where none is set.
+
+        Raises:
+            RequestError: a value cannot stand in a header.
+        """
+        sent = dict(headers or {})
+        if self._settings.api_key:
+            sent["authorization"] = f"Bearer {self._settings.api_key}"
+        elif authorization is not None:
+            sent["authorization"] = authorization
+        for name, value in sent.items():
+            if any(character < " " and character != "\t" for character in value):
+                raise RequestError(f"The header {name} holds a control character.", code="invalid_header")
+        return sent
+
+
+def _open(
+    request: ChatRequest, headers: Mapping[str, str], upstream: Upstream
+) -> AbstractAsyncContextManager[EngineReply]:
+    """A chat to one upstream, by what is known of it."""
+    assert upstream.findings is not None
+
+    def send(segments: Sequence[bytes]) -> AbstractAsyncContextManager[EngineReply]:
+        return upstream.transport.send("POST", upstream.url("v1/chat/completions"), headers=headers, body=segments)
+
+    return open_chat(
+        request,
+        accepts_uuid=upstream.findings.accepts_uuid,
+        holdings=upstream.holdings,
+        send=send,
+        accepts_salt=upstream.findings.accepts_cache_salt,
+    )
+
+
+async def _no_events() -> AsyncIterator[EventBatch]:
+    for batch in ():
+        yield batch

@@ -1,0 +1,108 @@
+"""What an upstream is, asked once: its models, and whether it is a vLLM that knows image uuids and cache salts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic_core import from_json, to_json
+from yarl import URL
+
+from context.errors import EngineError, EngineProtocolError, EngineUnavailable
+from engine.images import is_cache_miss
+from engine.remote.settings import RemoteSettings
+from engine.remote.transport import AttemptFailed, Transport
+
+# What an upstream may answer that has no list of models, or does not show it without the client's key.
+_NO_LIST = frozenset((401, 403, 404, 405))
+# Who says that it owns its models, and then is worth a chat that asks what it knows.
+_VLLM_OWNERS = frozenset(("vllm", "stillframe"))
+_MAX_LIST_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found out about one upstream. Empty `models` and None mean that it does not say."""
+
+    models: tuple[str, ...] = ()
+    max_model_tokens: int | None = None
+    accepts_uuid: bool = False
+    accepts_cache_salt: bool = False
+
+
+async def find_out(transport: Transport, base: URL, settings: RemoteSettings, headers: Mapping[str, str]) -> Findings:
+    """Ask an upstream what it is. Costs it no generated token unless it claims to be a vLLM and is none.
+
+    Raises:
+        EngineError: it cannot be reached or is not ready.
+    """
+    status, answer = await _ask(transport, "GET", base / "models", settings, headers)
+    if status in _NO_LIST:
+        models: list[Mapping[str, Any]] = []
+    elif status != 200:
+        raise EngineUnavailable("The upstream engine is not ready to answer.")
+    else:
+        models = _models(answer)
+    names = tuple(name for model in models if isinstance(name := model.get("id"), str))
+    lengths = [length for model in models if isinstance(length := model.get("max_model_len"), int)]
+    speaks_vllm = bool(names) and models[0].get("owned_by") in _VLLM_OWNERS
+    knows_uuid, knows_salt = settings.accepts_uuid, settings.accepts_cache_salt
+    if speaks_vllm and "auto" in (knows_uuid, knows_salt):
+        found = await _probe_chat(transport, base, settings, headers, names[0])
+    else:
+        found = (False, False)
+    return Findings(
+        models=names,
+        max_model_tokens=min(lengths, default=None),
+        accepts_uuid=found[0] if knows_uuid == "auto" else knows_uuid,
+        accepts_cache_salt=found[1] if knows_salt == "auto" else knows_salt,
+    )
+
+
+async def _probe_chat(
+    transport: Transport, base: URL, settings: RemoteSettings, headers: Mapping[str, str], model: str
+) -> tuple[bool, bool]:
+    """Whether the upstream knows uuids and salts. Names an image that nobody ever sent: who knows uuids misses it."""
+    part = {"type": "image_url", "image_url": None, "uuid": secrets.token_hex(32)}
+    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+    url = base / "chat" / "completions"
+    salted = to_json(body | {"cache_salt": secrets.token_hex(16)})
+    status, answer = await _ask(transport, "POST", url, settings, headers, salted)
+    knows_salt = not (status == 400 and b"cache_salt" in answer)
+    if not knows_salt:
+        status, answer = await _ask(transport, "POST", url, settings, headers, to_json(body))
+    return status == 400 and is_cache_miss(answer), knows_salt
+
+
+async def _ask(
+    transport: Transport, method: str, url: URL, settings: RemoteSettings, headers: Mapping[str, str], body: bytes = b""
+) -> tuple[int, bytes]:
+    content = {"content-type": "application/json"} if body else {}
+    segments = (body,) if body else ()
+    seconds = min(settings.probe_timeout_seconds, settings.read_timeout_seconds)
+    try:
+        async with transport.send(
+            method, url, headers={**headers, **content}, body=segments, read_timeout_seconds=seconds
+        ) as reply:
+            chunks: list[bytes] = []
+            async for chunk in reply.chunks:
+                chunks.append(chunk)
+                if sum(map(len, chunks)) > _MAX_LIST_BYTES:
+                    raise EngineProtocolError("The upstream engine's list of models has no end.")
+            return reply.status, b"".join(chunks)
+    except AttemptFailed as failure:
+        error: EngineError = failure.error
+        raise error from failure.__cause__
+
+
+def _models(answer: bytes) -> list[Mapping[str, Any]]:
+    try:
+        body: Any = from_json(answer)
+    except ValueError as error:
+        raise EngineProtocolError("The upstream engine's list of models is not JSON.") from error
+    data: Any = cast("dict[str, Any]", body).get("data") if isinstance(body, dict) else None
+    if not isinstance(data, list):
+        raise EngineProtocolError("The upstream engine's list of models is not OpenAI's.")
+    return [cast("dict[str, Any]", model) for model in cast("list[Any]", data) if isinstance(model, dict)]

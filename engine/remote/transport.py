@@ -1,0 +1,249 @@
+"""One HTTP request to an upstream and its answer, over a pool of kept-alive connections.
+
+aiohttp was chosen by measuring: docs/adr/0003-http-client.md. Nothing of it shows outside of this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+from weakref import WeakSet
+
+import aiohttp
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_writer import StreamWriter
+from yarl import URL
+
+from context.errors import EngineError, EngineProtocolError, EngineTimeout, EngineUnavailable
+from engine.base import EngineReply
+from engine.remote.settings import RemoteSettings
+
+# What of an upstream's response headers may go on to a client: nothing that names its machines or sets state.
+_SAFE_HEADERS = frozenset(("content-type", "x-request-id", "retry-after"))
+_SAFE_PREFIXES = ("x-ratelimit-", "openai-")
+_READ_BYTES = 256 * 1024
+# A smaller piece of a body is written without waiting for room; what is large waits for all before it.
+_SMALL_BYTES = 32 * 1024
+
+
+class AttemptFailed(Exception):
+    """One try ended before the first byte of an answer. `error` is what the caller gets when there is no other try.
+
+    `kind` says what another try would risk:
+        unreachable   no connection, so nothing was sent
+        busy          no connection was free in time, so nothing was sent
+        stale         a kept-alive connection ended under the request; most likely it was closed before it was read
+        unknown       the request may have been executed
+    """
+
+    def __init__(self, error: EngineError, kind: str) -> None:
+        super().__init__(error.message)
+        self.error, self.kind = error, kind
+
+
+class _SegmentBody(aiohttp.Payload):
+    """A body sent piece by piece with a known length, so that megabytes of image are never joined or chunked."""
+
+    # There is nothing to close, and it may be written again.
+    _autoclose = True
+
+    def __init__(self, segments: Sequence[bytes], write_timeout_seconds: float) -> None:
+        super().__init__(segments, content_type="application/json")
+        self._segments = segments
+        self._size = sum(map(len, segments))
+        self._write_timeout_seconds = write_timeout_seconds
+        self.protocol: object = None
+        self._transport: asyncio.Transport | None = None
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._segments).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        stream = cast("StreamWriter", writer)
+        # Kept because aiohttp forgets them when it closes the connection, which is when `abort` is needed.
+        self.protocol, self._transport = stream.protocol, stream.transport
+        for segment in self._segments:
+            if len(segment) < _SMALL_BYTES:
+                await stream.write(segment, drain=False)
+                continue
+            # aiohttp's read timeout starts behind the body: an upstream that stops reading would hold us forever.
+            async with asyncio.timeout(self._write_timeout_seconds):
+                await stream.write(segment)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        await self.write(writer)
+
+    def abort(self) -> None:
+        """Drop the connection with whatever of the body it has not sent yet."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _Chunks:
+    """The pieces of an answer as they arrive. Not a generator: one that is left half read would need a task to end."""
+
+    def __init__(self, transport: Transport, response: aiohttp.ClientResponse) -> None:
+        self._transport, self._response = transport, response
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await self._response.content.readany()
+        except TimeoutError as error:
+            raise EngineTimeout("The upstream engine stopped answering in the middle of its answer.") from error
+        except (aiohttp.ClientError, OSError) as error:
+            if self._transport.closed:
+                raise EngineUnavailable("The gateway is stopping.") from error
+            raise EngineProtocolError("The upstream engine broke off in the middle of its answer.") from error
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
+
+
+class Transport:
+    """Connections to one upstream. Made inside the event loop that uses it; `close` frees all of them."""
+
+    def __init__(self, settings: RemoteSettings) -> None:
+        self._settings = settings
+        self._slots = asyncio.Semaphore(settings.connections)
+        self._used: WeakSet[object] = WeakSet()
+        self._sending: set[_SegmentBody] = set()
+        self._session = aiohttp.ClientSession(
+            # The number of connections is bounded by `_slots`: aiohttp cannot tell a full pool from a dead peer.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=settings.keep_alive_seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=_READ_BYTES,
+            skip_auto_headers=("content-type", "accept"),
+            headers={"user-agent": "stillframe", "accept-encoding": "identity"},
+        )
+        self._timeout = self._timeouts(settings.read_timeout_seconds)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._session.closed
+
+    async def close(self) -> None:
+        """Close every connection; whoever waits for one of them gets EngineUnavailable."""
+        # A peer that stopped reading would keep a half-sent body, and so its connection, open.
+        for payload in tuple(self._sending):
+            payload.abort()
+        await self._session.close()
+
+    @asynccontextmanager
+    async def send(
+        self,
+        method: str,
+        url: URL,
+        *,
+        headers: Mapping[str, str],
+        body: Sequence[bytes] = (),
+        read_timeout_seconds: float | None = None,
+    ) -> AsyncGenerator[EngineReply]:
+        """Send a request and give its answer as soon as the headers are there. Leaving early closes the connection.
+
+        Raises:
+            AttemptFailed: (on entering) there was no answer, or none that can be passed on.
+            EngineTimeout, EngineProtocolError, EngineUnavailable: (while iterating the chunks) it broke off.
+        """
+        wait = self._settings.read_timeout_seconds if read_timeout_seconds is None else read_timeout_seconds
+        await self._take_slot(wait)
+        try:
+            payload = _SegmentBody(body, wait) if body or method in ("POST", "PUT", "PATCH") else None
+            response = await self._respond(method, url, headers, payload, wait)
+            try:
+                _check(response)
+                yield EngineReply(response.status, _safe(response), _Chunks(self, response))
+            finally:
+                if payload is not None:
+                    self._sending.discard(payload)
+                # A connection goes back to the pool by itself once its answer was read to the end.
+                unfinished = response.connection is not None
+                response.close()
+                if unfinished and payload is not None:
+                    payload.abort()
+        finally:
+            self._slots.release()
+
+    async def _take_slot(self, wait_seconds: float) -> None:
+        if self._slots.locked():
+            try:
+                async with asyncio.timeout(wait_seconds):
+                    await self._slots.acquire()
+            except TimeoutError as error:
+                busy = EngineTimeout("All connections to the upstream engine are busy; try again later.")
+                raise AttemptFailed(busy, "busy") from error
+        else:
+            await self._slots.acquire()
+
+    async def _respond(
+        self, method: str, url: URL, headers: Mapping[str, str], payload: _SegmentBody | None, wait: float
+    ) -> aiohttp.ClientResponse:
+        if payload is not None:
+            self._sending.add(payload)
+        timeout = self._timeout if wait == self._settings.read_timeout_seconds else self._timeouts(wait)
+        try:
+            response = await self._session.request(
+                method, url, data=payload, headers=headers, allow_redirects=False, timeout=timeout
+            )
+        except BaseException as error:
+            reused = payload is not None and payload.protocol in self._used
+            if payload is not None:
+                self._sending.discard(payload)
+                payload.abort()
+            if self.closed and not _wanted(error):
+                raise AttemptFailed(EngineUnavailable("The gateway is stopping."), "unknown") from error
+            if isinstance(error, (aiohttp.ClientError, OSError)):
+                raise _failure(error, reused) from error
+            raise
+        if payload is not None and payload.protocol is not None:
+            self._used.add(payload.protocol)
+        return response
+
+    def _timeouts(self, read_seconds: float) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(
+            total=None, sock_connect=self._settings.connect_timeout_seconds, sock_read=read_seconds
+        )
+
+
+def _wanted(error: BaseException) -> bool:
+    """Whether the caller itself ended the wait. aiohttp, too, cancels what still resolves a name when it is closed."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _failure(error: Exception, reused: bool) -> AttemptFailed:
+    """A library's exception before the first byte, in our words."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return AttemptFailed(EngineTimeout("The upstream engine did not take the connection in time."), "unreachable")
+    if isinstance(error, TimeoutError):
+        return AttemptFailed(EngineTimeout("The upstream engine did not answer in time."), "unknown")
+    if isinstance(error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)):
+        words = "The upstream engine's certificate is not trusted."
+        return AttemptFailed(EngineUnavailable(words), "unreachable")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return AttemptFailed(EngineUnavailable("The upstream engine cannot be reached."), "unreachable")
+    if isinstance(error, (aiohttp.ClientResponseError, aiohttp.ClientPayloadError, aiohttp.InvalidURL)):
+        return AttemptFailed(EngineProtocolError("The upstream engine's answer is not HTTP."), "unknown")
+    words = "The upstream engine closed the connection before it answered."
+    return AttemptFailed(EngineUnavailable(words), "stale" if reused else "unknown")
+
+
+def _check(response: aiohttp.ClientResponse) -> None:
+    if 300 <= response.status < 400:
+        words = "The upstream engine answered with a redirect; set its final address as the upstream."
+        raise AttemptFailed(EngineProtocolError(words), "unknown")
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        words = "The upstream engine compressed its answer although it was asked not to."
+        raise AttemptFailed(EngineProtocolError(words), "unknown")
+
+
+def _safe(response: aiohttp.ClientResponse) -> dict[str, str]:
+    pairs = ((name.lower(), value) for name, value in response.headers.items())
+    return {name: value for name, value in pairs if name in _SAFE_HEADERS or name.startswith(_SAFE_PREFIXES)}

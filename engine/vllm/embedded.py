@@ -1,0 +1,267 @@
+"""vLLM's own OpenAI server, embedded in this process and called without a socket.
+
+`AsyncLLM` and vLLM's FastAPI application live on the gateway's event loop; the engine core is their child process.
+
+    start      build the engine in a thread (it blocks for a minute), then vLLM's application on the loop
+    chat       engine.images.open_chat over engine.asgi.call: the uuid alone for images that are held
+    crash      the supervisor sees that the core died, says so in `health()`, and starts it again where allowed
+    stop       abort, shut the core down, kill what is left
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from context.errors import ConfigError, EngineUnavailable
+from engine import torchvision_ops
+from engine.asgi import call
+from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch
+from engine.events import EventHub
+from engine.images import Holdings, open_chat
+from engine.vllm.options import VllmSettings, arguments, parse
+from engine.vllm.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+_WATCH_SECONDS = 0.25
+_HELD_IMAGES = 65_536
+_RESET_TRIES = 50
+
+
+class VllmEngine:
+    """`engine.base.Engine` on an embedded vLLM 0.32."""
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
+        self._health = EngineHealth("stopped")
+        self._info = EngineInfo("vllm")
+        self._hub = EventHub()
+        self._holdings = Holdings(_HELD_IMAGES)
+        self._running: AsyncExitStack | None = None
+        self._app: Any = None
+        self._client: Any = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._restarts = 0
+
+    async def start(self) -> None:
+        self._stopping = False
+        self._health = EngineHealth("starting", "the engine is loading the model")
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_seconds):
+                await self._launch()
+        except ConfigError:
+            self._health = EngineHealth("stopped", "the engine's settings are wrong")
+            raise
+        except Exception as error:
+            await self._tear_down()
+            self._health = EngineHealth("crashed", "the engine could not be started; its log says why")
+            raise EngineUnavailable("The engine could not be started; its log says why.") from error
+        self._supervisor = asyncio.create_task(self._supervise(), name="stillframe-engine-supervisor")
+
+    async def stop(self) -> None:
+        self._stopping = True
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+        await self._tear_down()
+        self._health = EngineHealth("stopped")
+        self._hub.close()
+
+    def health(self) -> EngineHealth:
+        if self._health.ready and self._client is not None and self._client.errored:
+            return EngineHealth("crashed", "the engine core died")
+        return self._health
+
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @asynccontextmanager
+    async def chat(self, request: ChatRequest) -> AsyncIterator[EngineReply]:
+        self._require_ready()
+        headers = {"content-type": "application/json", "x-request-id": request.request_id}
+
+        def send(body: Sequence[bytes]) -> AbstractAsyncContextManager[EngineReply]:
+            return call(self._app, "POST", "/v1/chat/completions", headers=headers, body=body)
+
+        async with open_chat(request, accepts_uuid=True, holdings=self._holdings, send=send) as reply:
+            if reply.status >= 500:
+                self._require_ready()
+            yield reply
+
+    @asynccontextmanager
+    async def forward(
+        self, method: str, path: str, *, headers: Mapping[str, str], body: Sequence[bytes] = ()
+    ) -> AsyncIterator[EngineReply]:
+        self._require_ready()
+        async with call(self._app, method, path, headers=headers, body=body) as reply:
+            yield reply
+
+    async def reset_caches(self) -> None:
+        self._require_ready()
+        self._holdings.clear()
+        # The core frees a finished request's blocks one step after its last token left, and refuses until then.
+        for _ in range(_RESET_TRIES):
+            if await self._client.reset_prefix_cache():
+                break
+            await asyncio.sleep(0.02)
+        else:
+            raise EngineUnavailable("The prefix cache cannot be emptied while requests are running.")
+        await self._client.reset_mm_cache()
+        await self._client.reset_encoder_cache()
+
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[EventBatch]]:
+        return self._hub.listen()
+
+    def _require_ready(self) -> None:
+        health = self.health()
+        if not health.ready:
+            raise EngineUnavailable(f"The engine is not ready: {health.reason or health.state}.", retry_after_seconds=5)
+
+    async def _launch(self) -> None:
+        stack = AsyncExitStack()
+        self._running = stack
+        # The import alone takes seconds; the loop must go on answering.
+        await asyncio.to_thread(_import_vllm, self._settings)
+        from engine.vllm import v0_32
+
+        telemetry = Telemetry(self._hub)
+        stack.push_async_callback(telemetry.stop)
+        telemetry.start()
+        args = parse(
+            arguments(
+                self._settings,
+                cpu=v0_32.is_cpu(),
+                required={
+                    "kv-events-config": {
+                        "enable_kv_cache_events": True,
+                        "publisher": "zmq",
+                        "endpoint": telemetry.kv_endpoint,
+                    },
+                    "ec-manager-config": {
+                        "encoder_cache_manager_cls": "engine.vllm.encoder_cache.ReportingEncoderCacheManager",
+                        "manager_config": {"endpoint": telemetry.encoder_endpoint, "parent": os.getpid()},
+                    },
+                },
+            )
+        )
+        client, config = await asyncio.to_thread(_build_engine, args)
+        stack.push_async_callback(asyncio.to_thread, self._shut_down, client)
+        await client.reset_mm_cache()
+        tasks = await client.get_supported_tasks()
+        app = v0_32.build_app(args, tasks, client.model_config)
+        await v0_32.init_app_state(client, app.state, args, tasks)
+        # vLLM's handler of a dead core asks its HTTP server to exit; here the supervisor decides.
+        app.state.server = _NoServer()
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        self._client, self._app = client, app
+        self._info = EngineInfo(
+            "vllm",
+            models=(self._settings.served_name,),
+            accepts_uuid=True,
+            block_tokens=int(config.cache_config.block_size),
+            max_model_tokens=int(config.model_config.max_model_len),
+            max_images_per_prompt=_image_limit(config),
+        )
+        self._health = EngineHealth("ready")
+
+    def _shut_down(self, client: Any) -> None:
+        with contextlib.suppress(Exception):
+            client.shutdown(timeout=self._settings.stop_timeout_seconds)
+
+    async def _tear_down(self) -> None:
+        stack, self._running = self._running, None
+        self._app = self._client = None
+        self._holdings.clear()
+        if stack is not None:
+            with contextlib.suppress(Exception):
+                await stack.aclose()
+        await asyncio.to_thread(kill_children, self._settings.stop_timeout_seconds)
+
+    async def _supervise(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            if self._client is None or not self._client.errored:
+                continue
+            self._health = EngineHealth("crashed", "the engine core died")
+            _log.error("the engine core died")
+            await self._tear_down()
+            if not self._settings.restart_on_crash or self._restarts >= self._settings.max_restarts:
+                _log.error("the engine is not started again (%d restarts so far)", self._restarts)
+                return
+            self._restarts += 1
+            self._health = EngineHealth("starting", "the engine core died and is being started again")
+            try:
+                async with asyncio.timeout(self._settings.start_timeout_seconds):
+                    await self._launch()
+            except Exception:
+                await self._tear_down()
+                self._health = EngineHealth("crashed", "the engine core died and could not be started again")
+                _log.error("the engine could not be started again")
+                return
+
+
+class _NoServer:
+    should_exit = False
+
+
+def set_environment(settings: VllmSettings) -> None:
+    """What vLLM reads from the environment, before it is first imported. A value that is already set wins."""
+    values = {
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": settings.log_level,
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+    if settings.offline:
+        values |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
+def _import_vllm(settings: VllmSettings) -> None:
+    set_environment(settings)
+    torchvision_ops.declare_missing()
+    from engine.vllm import v0_32
+
+    v0_32.check()
+
+
+def _build_engine(args: Any) -> tuple[Any, Any]:
+    from engine.vllm import v0_32
+
+    engine_args = v0_32.AsyncEngineArgs.from_cli_args(args)
+    config = engine_args.create_engine_config(usage_context=v0_32.UsageContext.OPENAI_API_SERVER)
+    client = v0_32.AsyncLLM.from_vllm_config(
+        vllm_config=config,
+        usage_context=v0_32.UsageContext.OPENAI_API_SERVER,
+        disable_log_stats=engine_args.disable_log_stats,
+    )
+    return client, config
+
+
+def _image_limit(config: Any) -> int | None:
+    multimodal = config.model_config.multimodal_config
+    return None if multimodal is None else int(multimodal.get_limit_per_prompt("image"))
+
+
+def kill_children(timeout_seconds: float) -> None:
+    """End every child process that this process started with `multiprocessing` and that is still there."""
+    children = multiprocessing.active_children()
+    for child in children:
+        child.terminate()
+    for child in children:
+        child.join(timeout_seconds)
+        if child.is_alive():
+            child.kill()
+            child.join()

@@ -1,0 +1,40 @@
+"""Runs at the start of every child process of the embedded engine; see `engine/torchvision_ops.py`.
+
+It waits for the import of torchvision, so that a process which does not need it does not pay for importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+
+class _DeclareFirst:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "torchvision":
+            sys.meta_path.remove(self)
+            source = Path(__file__).parents[2] / "torchvision_ops.py"
+            spec = importlib.util.spec_from_file_location("stillframe_torchvision_ops", source)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            module.declare()
+        return None
+
+
+if os.environ.get("STILLFRAME_DECLARE_TORCHVISION_OPERATORS") == "1":
+    sys.meta_path.insert(0, _DeclareFirst())
+
+# This file hides another sitecustomize further down the path; run that one too.
+_elsewhere = PathFinder.find_spec(
+    "sitecustomize", [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent.resolve()]
+)
+if _elsewhere is not None and _elsewhere.loader is not None:
+    _elsewhere.loader.exec_module(importlib.util.module_from_spec(_elsewhere))

@@ -1,0 +1,71 @@
+"""What the encoder cache did for each of the latest requests, from the engine's event stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from engine.base import EncoderEvent, Engine
+from metrics.prometheus import GatewayMetrics
+
+
+@dataclass(slots=True)
+class EncoderCounts:
+    """Images of one request: `runs` were computed, `hits` reused, `evictions` dropped to make room for it. `done` is
+    set when the engine holds nothing more for the request: from then on the counts are final."""
+
+    runs: int = 0
+    hits: int = 0
+    evictions: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EncoderLog:
+    """Counts by request id, of the latest `max_requests`."""
+
+    def __init__(self, metrics: GatewayMetrics, max_requests: int = 4096) -> None:
+        self._metrics = metrics
+        self._max_requests = max_requests
+        self._counts: OrderedDict[str, EncoderCounts] = OrderedDict()
+
+    async def follow(self, engine: Engine) -> None:
+        """Read the engine's events until it stops."""
+        async with engine.events() as batches:
+            async for batch in batches:
+                for event in batch.events:
+                    if isinstance(event, EncoderEvent):
+                        self._count(event)
+
+    async def final(self, request_id: str, timeout_seconds: float) -> EncoderCounts | None:
+        """The counts of a finished request, or None when its end was not reported in time."""
+        counts = self._of(request_id)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await counts.done.wait()
+        except TimeoutError:
+            return None
+        return counts
+
+    def _of(self, request_id: str) -> EncoderCounts:
+        counts = self._counts.get(request_id)
+        if counts is None:
+            counts = self._counts[request_id] = EncoderCounts()
+            while len(self._counts) > self._max_requests:
+                self._counts.popitem(last=False)
+        return counts
+
+    def _count(self, event: EncoderEvent) -> None:
+        if event.kind in ("run", "hit", "evict"):
+            self._metrics.encoder_images.labels(event.kind).inc()
+        if not event.request_id:
+            return
+        counts = self._of(event.request_id)
+        if event.kind == "run":
+            counts.runs += 1
+        elif event.kind == "hit":
+            counts.hits += 1
+        elif event.kind == "evict":
+            counts.evictions += 1
+        elif event.kind == "done":
+            counts.done.set()
