@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ class BodyBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+    async def hold(self, size_bytes: int) -> AsyncGenerator[None]:
         """Hold `size_bytes`, at most the whole budget."""
         size = min(size_bytes, self._total)
         if self._waiting or size > self._free:
@@ -134,7 +134,7 @@ async def read_body(receive: Receive, *, limit_bytes: int, timeout_seconds: floa
 
 
 @asynccontextmanager
-async def cancelled_when_client_leaves(receive: Receive) -> AsyncIterator[None]:
+async def cancelled_when_client_leaves(receive: Receive) -> AsyncGenerator[None]:
     """Cancel what runs inside as soon as the client closes its connection. The body must have been read.
 
     Raises:

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: a request's life, top to bottom.
 
-    tenant -> body within its budget -> checked call -> images by content -> engine -> the reply streams through
+tenant -> body within its budget -> checked call -> images by content -> engine -> the reply streams through
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
         finally:
             gateway.metrics.running_now -= 1
     except (asgi.ClientLeft, asyncio.CancelledError) as left:
-        turn.outcome = "aborted"
+        # A client may leave as soon as it has the last byte.
+        if turn.outcome != "completed":
+            turn.outcome = "aborted"
         if isinstance(left, asyncio.CancelledError):
             raise
     except StillframeError as error:
@@ -176,9 +178,9 @@ async def _relay(turn: Turn, reply: EngineReply) -> None:
     else:
         body = await reply.read()
         turn.usage = read_usage(_usage_of(body))
+        turn.outcome = "completed"
         await turn.start(200, b"application/json", len(body))
         await turn.send({"type": "http.response.body", "body": body})
-        turn.outcome = "completed"
 
 
 async def _relay_events(turn: Turn, reply: EngineReply) -> None:
@@ -186,8 +188,7 @@ async def _relay_events(turn: Turn, reply: EngineReply) -> None:
     await turn.start(200, b"text/event-stream; charset=utf-8")
     async for chunk in relay.relay(reply.chunks):
         await turn.send({"type": "http.response.body", "body": chunk, "more_body": True})
-    turn.usage = read_usage(relay.usage)
-    turn.outcome = "failed" if relay.failed else "completed"
+    turn.usage, turn.outcome = read_usage(relay.usage), "failed" if relay.failed else "completed"
     await turn.send({"type": "http.response.body", "body": b""})
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from app import settings as settings_module
 from app.settings import Settings
@@ -23,17 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _end(2, f"stillframe needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     options = _parser().parse_args(arguments)
     try:
-        status: int = options.run(options)
+        _end(options.run(options))
     except ConfigError as error:
         _end(2, f"stillframe: {error}")
     except StillframeError as error:
         _end(1, f"stillframe: {error}")
     except KeyboardInterrupt:
         _end(130, "stillframe: interrupted")
-    _end(status)
 
 
-def _end(status: int, line: str = "") -> Any:
+def _end(status: int, line: str = "") -> NoReturn:
     """End at once. The engine's libraries print pages about their own leaks when the interpreter is taken down; by
     now everything of ours is stopped."""
     if line:

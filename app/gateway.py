@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from app.asgi import BodyBudget
@@ -44,7 +44,7 @@ class Gateway:
         self.engine_failure: BaseException | None = None
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncGenerator[None]:
         """Start in the background on entering; on leaving stop everything."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._store.close)

@@ -42,7 +42,9 @@ def public_error(body: Any, status: int) -> tuple[int, dict[str, Any]]:
     if status == 429:
         kind = "rate_limit_error"
     word = code if isinstance(code, str) else {404: "model_not_found", 401: "invalid_api_key"}.get(status)
-    return status, _body(message[:_MAX_MESSAGE], kind, param if isinstance(param, str) else None, word or "invalid_value")
+    return status, _body(
+        message[:_MAX_MESSAGE], kind, param if isinstance(param, str) else None, word or "invalid_value"
+    )
 
 
 def public_error_bytes(raw: bytes, status: int) -> tuple[int, dict[str, Any]]:

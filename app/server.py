@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import uvicorn
@@ -118,7 +118,8 @@ def bind(host: str, port: int) -> socket.socket:
             errno.EACCES: f"port {port} needs privileges; choose one above 1023 with --port",
             errno.EADDRNOTAVAIL: f"{host} is not an address of this machine; choose one with --host",
         }
-        reason = reasons.get(error.errno, f"cannot listen on {host} port {port}; choose others with --host and --port")
+        other = f"cannot listen on {host} port {port}; choose others with --host and --port"
+        reason = reasons.get(error.errno or 0, other)
         raise ConfigError("start", "port", reason) from error
     except OverflowError as error:
         listener.close()
@@ -156,23 +157,19 @@ def serve(settings: Settings) -> int:
     )
     server = uvicorn.Server(config)
     if settings.workers == 1:
-        try:
+        with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
-        except KeyboardInterrupt:
-            pass
         return 0 if server.started else 3
-    return _serve_workers(settings, config, server, listener)
+    return _serve_workers(settings, config, listener)
 
 
-def _serve_workers(
-    settings: Settings, config: uvicorn.Config, server: uvicorn.Server, listener: socket.socket
-) -> int:
+def _serve_workers(settings: Settings, config: uvicorn.Config, listener: socket.socket) -> int:
     from uvicorn.supervisors import Multiprocess
 
     os.environ[SETTINGS_VARIABLE] = settings.model_dump_json()
     with tempfile.TemporaryDirectory(prefix="stillframe-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-        Multiprocess(config, target=server.run, sockets=[listener]).run()
+        Multiprocess(config, sockets=[listener]).run()
     return 0
 
 
@@ -210,4 +207,3 @@ def configure_logging(level: str) -> None:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-

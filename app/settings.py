@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -57,8 +57,10 @@ class Images(_Section):
     max_image_bytes: int = Field(ge=1)
     max_pixels: int = Field(ge=1)
     max_side: int = Field(ge=1, le=65_535)
+    min_side: int = Field(ge=1)
+    max_aspect_ratio: float = Field(ge=0)
     max_images_per_request: int = Field(ge=0)
-    formats: tuple[Literal["PNG", "JPEG", "WEBP", "GIF"], ...] = Field(min_length=1)
+    formats: tuple[Literal["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"], ...] = Field(min_length=1)
     background: tuple[int, int, int]
     animated: Literal["reject", "first_frame"]
     decode_threads: int = Field(ge=1)
@@ -258,15 +260,20 @@ _OPEN = {("engine", "vllm"), ("auth", "keys")}
 
 
 def _lookup(values: Mapping[str, Any], path: list[str]) -> Any:
+    found: Any = values
     for part in path:
-        if not isinstance(values, Mapping) or part not in values:
+        if not isinstance(found, dict) or part not in found:
             return None
-        values = values[part]
-    return values
+        found = cast("dict[str, Any]", found)[part]
+    return found
 
 
 def _merge(
-    into: dict[str, Any], layer: Mapping[str, Any], where: str, origin: dict[tuple[str, ...], str], at: tuple[str, ...] = ()
+    into: dict[str, Any],
+    layer: Mapping[str, Any],
+    where: str,
+    origin: dict[tuple[str, ...], str],
+    at: tuple[str, ...] = (),
 ) -> None:
     for key, value in layer.items():
         path = (*at, str(key))

@@ -90,7 +90,9 @@ def parse_chat(raw: bytes, *, default_model: str | None, max_images: int) -> Cha
     _check_type(body, "stream_options", dict, "an object")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestError("messages must be a list of at least one message.", code="invalid_messages", param="messages")
+        raise RequestError(
+            "messages must be a list of at least one message.", code="invalid_messages", param="messages"
+        )
     body["messages"] = checked = cast("list[dict[str, Any]]", messages)
     images = tuple(_find_images(checked))
     if len(images) > max_images:
@@ -178,5 +180,3 @@ def _text_part(part: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
     if not isinstance(part.get(name), str):
         raise RequestError(f"{place}.{name} must be a string.", code="invalid_content_part", param=f"{place}.{name}")
     return part if kind == name else {**part, "type": name}
-
-

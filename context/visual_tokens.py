@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_ASPECT_RATIO = 200
 
@@ -69,6 +70,7 @@ def visual_tokens(width: int, height: int, shape: VisualShape = QWEN2_VL) -> int
     return (scaled_width // shape.unit) * (scaled_height // shape.unit)
 
 
+@lru_cache(maxsize=64)
 def max_visual_tokens(shape: VisualShape = QWEN2_VL) -> int:
     """The most tokens that any one image can take."""
     for tokens in range(shape.max_pixels // (shape.unit * shape.unit), 0, -1):

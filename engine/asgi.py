@@ -198,29 +198,13 @@ async def lifespan(app: ASGIApp, *, timeout_seconds: float = 60.0) -> AsyncGener
     incoming: asyncio.Queue[Message] = asyncio.Queue()
     outgoing: asyncio.Queue[Message] = asyncio.Queue()
     state: dict[str, Any] = {}
-    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": state}
+    scope: MutableMapping[str, Any] = {
+        "type": "lifespan",
+        "asgi": {"version": "3.0", "spec_version": "2.0"},
+        "state": state,
+    }
 
-    async def serve() -> None:
-        supported = False
-
-        async def receive() -> Message:
-            return await incoming.get()
-
-        async def send(message: Message) -> None:
-            nonlocal supported
-            supported = True
-            outgoing.put_nowait(message)
-
-        try:
-            await app(scope, receive, send)
-        except Exception:
-            # Apps say "I do not know lifespan" by raising before they answer; after it, it is a failure.
-            if supported:
-                raise
-        finally:
-            outgoing.put_nowait({"type": "ended"})
-
-    task = asyncio.create_task(serve(), name="asgi lifespan")
+    task = asyncio.create_task(_serve_lifespan(app, scope, incoming, outgoing), name="asgi lifespan")
     try:
         incoming.put_nowait({"type": "lifespan.startup"})
         async with asyncio.timeout(timeout_seconds):
@@ -236,3 +220,23 @@ async def lifespan(app: ASGIApp, *, timeout_seconds: float = 60.0) -> AsyncGener
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def _serve_lifespan(
+    app: ASGIApp, scope: MutableMapping[str, Any], incoming: asyncio.Queue[Message], outgoing: asyncio.Queue[Message]
+) -> None:
+    supported = False
+
+    async def send(message: Message) -> None:
+        nonlocal supported
+        supported = True
+        outgoing.put_nowait(message)
+
+    try:
+        await app(scope, incoming.get, send)
+    except Exception:
+        # Apps say "I do not know lifespan" by raising before they answer; after it, it is a failure.
+        if supported:
+            raise
+    finally:
+        outgoing.put_nowait({"type": "ended"})

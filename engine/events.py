@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from engine.base import EventBatch
@@ -48,7 +48,7 @@ class EventHub:
             listener.wake.set()
 
     @asynccontextmanager
-    async def listen(self) -> AsyncIterator[AsyncIterator[EventBatch]]:
+    async def listen(self) -> AsyncGenerator[AsyncIterator[EventBatch]]:
         """Batches published from now on."""
         listener = _Listener(self._max_batches)
         self._listeners.add(listener)

@@ -115,9 +115,9 @@ async def render(body: Mapping[str, Any], *, accepts_uuid: bool, held: Container
     Every `EngineImage` in `messages[i].content` becomes an `image_url` part: its uuid alone when `held` contains it,
     its uuid and data URL otherwise, and the data URL alone for an engine that does not know uuids.
 
-    Data URLs do not pass through the JSON encoder; they are loaded one after another and stand as segments of their
-    own. An image that stands twice is written twice: vLLM looks all images up before it stores any, so a uuid alone
-    beside its bytes in one request is a miss (multimodal/processing/processor.py::_get_cache_missing_items).
+    Data URLs do not pass through the JSON encoder: each is a segment of its own. An image that stands twice is written
+    twice: vLLM looks all up before it stores any, so a uuid alone beside its bytes in one request is a miss
+    (multimodal/processing/processor.py::_get_cache_missing_items).
 
     Raises:
         RequestError: the body holds something that is not JSON.

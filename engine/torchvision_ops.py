@@ -8,6 +8,7 @@ also in those that vLLM starts by itself: `engine/vllm/site/sitecustomize.py` do
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
@@ -22,7 +23,7 @@ SITE = Path(__file__).parent / "vllm" / "site"
 def declare_missing() -> None:
     """Declare the missing operators here and in child processes. Does nothing where torchvision loads as it is."""
     try:
-        import torchvision  # noqa: F401 - a working torchvision declares its own operators
+        importlib.import_module("torchvision")  # one that works declares its own operators
     except RuntimeError:
         declare()
         os.environ[SWITCH] = "1"

@@ -36,7 +36,9 @@ class GatewayMetrics:
             "stillframe_unreported_requests", "Completed requests without reported cache figures.", registry=registry
         )
         self.images = Counter("stillframe_images", "Image parts by what was known.", ["known"], registry=registry)
-        self.image_bytes = Counter("stillframe_sent_image_bytes", "Image payload sent to the engine.", registry=registry)
+        self.image_bytes = Counter(
+            "stillframe_sent_image_bytes", "Image payload sent to the engine.", registry=registry
+        )
         self.image_misses = Counter(
             "stillframe_image_misses", "Images sent again because the engine did not hold them.", registry=registry
         )

@@ -34,17 +34,18 @@ def read_usage(usage: Mapping[str, Any] | None) -> Usage:
     details = _object(usage.get("prompt_tokens_details"))
     prompt, read = _count(usage.get("prompt_tokens")), _count(details.get("cached_tokens"))
     write = _count(details.get("created_cache_tokens"))
-    derived = write is None and read is not None and prompt is not None
-    if derived:
-        assert prompt is not None and read is not None
-        write = prompt - read
-    known = prompt is not None and read is not None and write is not None
+    uncached: int | None = None
+    derived = False
+    if prompt is not None and read is not None:
+        derived = write is None
+        write = prompt - read if write is None else write
+        uncached = prompt - read - write
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=_count(usage.get("completion_tokens")),
         read_tokens=read,
         write_tokens=write,
-        uncached_tokens=prompt - read - write if known else None,  # pyright: ignore[reportOptionalOperand]
+        uncached_tokens=uncached,
         write_derived=derived,
         visual_tokens=_count(_object(details.get("multimodal_tokens")).get("image")),
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # Prefixes of IPv6 that carry an IPv4 address in their last 32 bits: mapped, compatible, translated, NAT64.
 _CARRIERS = tuple(ipaddress.IPv6Network(text) for text in ("::ffff:0:0/96", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96"))
+_TRANSLATED = (_CARRIERS[0], _CARRIERS[3])
 # A network's own NAT64 prefix leads to whatever that network translates to.
 _LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
 _TEREDO = ipaddress.IPv6Network("2001::/32")
@@ -36,6 +37,9 @@ class AddressPolicy:
         inner = _carried(address)
         if any(candidate in network for network in self._allow for candidate in (address, inner)):
             return True
+        # These two forms are nothing but a way to write the IPv4 address, which IPv6-only networks depend on.
+        if any(address in network for network in _TRANSLATED):
+            return _is_public(inner)
         return _is_public(address) and _is_public(inner)
 
 

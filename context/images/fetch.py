@@ -58,7 +58,7 @@ class ImageFetcher:
                 return await self._follow(url)
         except TimeoutError:
             raise _failed("timeout") from None
-        except _AddressRefused:
+        except AddressRefused:
             raise _blocked("it leads to an address that is not public") from None
         except aiohttp.ClientConnectorDNSError as error:
             raise _failed("dns") from error
@@ -103,7 +103,7 @@ class ImageFetcher:
             raise _blocked("its host is not a name or a plainly written address")
         # aiohttp connects to literal addresses without asking the resolver.
         if (":" in host or host.replace(".", "").isdigit()) and not self._policy.permits(host):
-            raise _AddressRefused
+            raise AddressRefused
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:
@@ -153,11 +153,11 @@ class ImageFetcher:
         """The socket for one resolved address (`getaddrinfo`'s five-tuple), made only if it may be connected to.
 
         Raises:
-            Exception: the address is not permitted; no socket was made.
+            AddressRefused: no socket was made.
         """
         family, kind, protocol, _, target = address
         if not self._policy.permits(target[0]):
-            raise _AddressRefused
+            raise AddressRefused
         return socket.socket(family, kind, protocol)
 
     def _too_large(self) -> ImageError:
@@ -167,7 +167,7 @@ class ImageFetcher:
         )
 
 
-class _AddressRefused(Exception):
+class AddressRefused(Exception):
     """An address may not be connected to. No OSError, so that aiohttp does not take it for a failed attempt."""
 
 
@@ -182,7 +182,7 @@ class _CheckedResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         results = await self._inner.resolve(host, port, family)
         if not all(self._policy.permits(result["host"]) for result in results):
-            raise _AddressRefused
+            raise AddressRefused
         return results
 
     async def close(self) -> None:

@@ -45,7 +45,7 @@ class ImageService:
     Args:
         limits: bounds of decoding and memory.
         fetch: bounds of fetching.
-        store: where pinned bytes and snapshots lie; it is not closed here.
+        store: where pinned bytes and snapshots lie; closed with the service.
         resolver: resolves names for fetching; the system's by default.
 
     Raises:
@@ -162,6 +162,7 @@ class ImageService:
                 closer, lambda pool=pool: pool.shutdown(cancel_futures=True)
             )
         closer.shutdown()
+        await self._store.close()
 
     async def _resolve_text(self, text: str, tenant: str) -> ImageRef:
         if len(text) <= _INLINE_BYTES:

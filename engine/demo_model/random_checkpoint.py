@@ -6,6 +6,9 @@ real vision-language model of that shape. Its answers are noise.
     python -m engine.demo_model.random_checkpoint FOLDER [--layers 4 --hidden 256 ...]
 """
 
+# torch, transformers and tokenizers leave much of their types open.
+# pyright: reportUnknownMemberType=false, reportArgumentType=false
+
 from __future__ import annotations
 
 import argparse
@@ -123,11 +126,12 @@ def _write_tokenizer(folder: Path, shape: CheckpointShape) -> None:
 
 def _write_weights(folder: Path, shape: CheckpointShape) -> None:
     import torch
+
     from engine import torchvision_ops
 
     torchvision_ops.declare_missing()
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
     from tokenizers import Tokenizer
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
     head = shape.hidden // shape.heads

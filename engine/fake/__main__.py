@@ -52,11 +52,9 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, F
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=9000, help="port to listen on; 0 takes a free one and prints it")
     parser.add_argument("--checkpoint", type=Path, help="folder whose tokenizer, chat template and image sizes to use")
-    defaults = FakeConfig()
     for name, text in _HELP.items():
-        default: str | int | float | None = getattr(defaults, name)
-        kind = _KINDS.get(name, int)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=text)
+        flag, default = f"--{name.replace('_', '-')}", getattr(FakeConfig(), name)
+        parser.add_argument(flag, type=_KINDS.get(name, int), default=default, help=text)
     parser.add_argument("--echo", action="store_true", help="answer with the last user message")
     parser.add_argument(
         "--script", action="append", default=[], metavar="TEXT", help="answer this; repeat for a series"
@@ -102,6 +100,21 @@ def visual_shape(folder: Path) -> VisualShape:
     )
 
 
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it on, small chunks wait.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # It listens before the port is printed: whoever reads the line can connect.
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of the module; gives the exit status."""
     try:
@@ -110,10 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    listener = socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((options.host, options.port))
+        listener = _listen(options.host, options.port)
     except OSError as error:
         print(f"--port {options.port}: cannot listen on {options.host}: {error.strerror}.", file=sys.stderr)
         print("Stop what uses it, or choose another with --port N (0 takes a free one).", file=sys.stderr)

@@ -6,12 +6,15 @@ v1/core/single_type_kv_cache_manager.py::FullAttentionManager.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.base import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent
 from engine.fake.sequence import ExtraKeys, FakeSequence
+
+# A simulation that never takes its events must not grow without end.
+UNTAKEN_EVENTS = 100_000
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +38,7 @@ class BlockPool:
         # vLLM takes block 0 out as its null block.
         self._free: OrderedDict[int, Block] = OrderedDict((index, Block(index)) for index in range(1, num_blocks))
         self._cached: dict[bytes, dict[int, Block]] = {}
-        self._events: list[EngineEvent] = []
+        self._events: deque[EngineEvent] = deque(maxlen=UNTAKEN_EVENTS)
 
     @property
     def num_free(self) -> int:
@@ -123,8 +126,9 @@ class BlockPool:
         return True
 
     def take_events(self) -> list[EngineEvent]:
-        """What happened since the last call."""
-        events, self._events = self._events, []
+        """What happened since the last call; of very many events the oldest are lost."""
+        events = list(self._events)
+        self._events.clear()
         return events
 
     def _evict(self, block: Block) -> None:

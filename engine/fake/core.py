@@ -5,29 +5,23 @@ A simulation uses it as it is (`FakeCore.complete`); the ASGI app drives it from
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, cast
 
-from context.errors import ConfigError
 from engine.base import EncoderEvent, EngineEvent
 from engine.fake.answers import Answer, limits, plan_answer
+from engine.fake.checks import check_body, check_images, check_prompt, check_text_length
 from engine.fake.config import FakeConfig
 from engine.fake.errors import Refused, invalid
-from engine.fake.processor import ImagePart, ProcessorCache
+from engine.fake.processor import ProcessorCache
 from engine.fake.scheduler import Scheduler, Step, Token
 from engine.fake.sequence import FakeSequence, PlacedImage, Prompt
 from engine.fake.template import ChatMLTemplate, CheckpointTemplate, Template, parse_messages, parse_tools
 from engine.fake.tokenizer import BuiltinTokenizer, CheckpointTokenizer, Tokenizer
-
-_MAX_CHOICES = 128
-_MAX_SALT_CHARACTERS = 128
-_FORBIDDEN_IN_SALT = frozenset("@/\\\0")
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +57,7 @@ class FakeCore:
         self.config = config or FakeConfig()
         self.config.check()
         folder = self.config.checkpoint
-        self.tokenizer: Tokenizer = CheckpointTokenizer(folder, _end_token(folder)) if folder else BuiltinTokenizer()
+        self.tokenizer: Tokenizer = CheckpointTokenizer(folder) if folder else BuiltinTokenizer()
         self.template: Template = CheckpointTemplate(folder) if folder else ChatMLTemplate()
         self.processor = ProcessorCache(self.config.processor_cache_bytes, self.config.visual)
         # /tokenize never looks into the serving cache (renderers/base.py::_process_multimodal, skip_mm_cache).
@@ -93,13 +87,13 @@ class FakeCore:
         if not isinstance(messages, list) or not messages:
             raise invalid("Field required: messages", "body.messages")
         parsed, parts = parse_messages(cast("list[Any]", messages), wraps_parts=self.template.wraps_parts)
-        self._check_images(parts)
+        check_images(self.config, parts)
         options = {"add_generation_prompt": body.get("add_generation_prompt", True)}
         options |= body.get("chat_template_kwargs") or {}
         text = self.template.render(parsed, parse_tools(body.get("tools")), options)
         ids = self.tokenizer.encode(text)
         if not for_tokenize:
-            self._check_text_length(len(ids))
+            check_text_length(self.config, len(ids))
         cache = self._tokenize_processor if for_tokenize else self.processor
         known = cache.process(parts)
         tokens, placed = self._expanded(ids, [(image.identity, image.tokens) for image in known])
@@ -111,13 +105,10 @@ class FakeCore:
         Raises:
             Refused: vLLM would answer with an error.
         """
-        self._check_body(body)
+        check_body(self.config, body)
         prompt = self.render(body)
-        length, most = len(prompt.tokens), self.config.max_model_tokens
-        if length > most:
-            raise Refused(f"Input length ({length}) exceeds model's maximum context length ({most}).")
-        self._check_embeddings(prompt)
-        bounds = limits(body, most - length)
+        check_prompt(self.config, prompt)
+        bounds = limits(body, self.config.max_model_tokens - len(prompt.tokens))
         # Not the images' names: sent by uuid or by content, the same chat gets the same answer.
         digest = blake2b(array("Q", prompt.tokens), digest_size=16).digest()
         choices = range(body.get("n") or 1)
@@ -228,48 +219,6 @@ class FakeCore:
             start = at + 1
         return tokens + ids[start:], tuple(placed)
 
-    def _check_body(self, body: Mapping[str, Any]) -> None:
-        model, salt, choices = body.get("model"), body.get("cache_salt"), body.get("n")
-        if model and model != self.config.model:
-            raise Refused(f"The model `{model}` does not exist.", status=404, type="NotFoundError", param="model")
-        if salt is not None:
-            _check_salt(salt, refused=self.config.refuses_cache_salt)
-        if choices is not None and (not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES):
-            raise Refused(f"n must be at least 1 and at most {_MAX_CHOICES}, got {choices}.", param="n")
-        if body.get("stream_options") is not None and not body.get("stream"):
-            raise Refused("Stream options can only be defined when `stream=True`.", param="stream_options")
-        if body.get("tool_choice", "none") not in ("none", None) and not body.get("tools"):
-            raise Refused("When using `tool_choice`, `tools` must be set.", param="tool_choice")
-
-    def _check_images(self, parts: list[ImagePart]) -> None:
-        most = self.config.max_images_per_prompt
-        if len(parts) > most:
-            message = f"At most {most} image(s) may be provided in one prompt."
-            raise Refused(f"{message} Set `--limit-mm-per-prompt` to increase this limit.", param="image")
-        if not self.config.accepts_uuid and any(part.url is None for part in parts):
-            raise invalid("image_url: Input should be a valid dictionary", "body.messages")
-        if not self.config.accepts_uuid:
-            parts[:] = [ImagePart(None, part.url) for part in parts]
-
-    def _check_text_length(self, length: int) -> None:
-        most = self.config.max_model_tokens
-        if length > most:
-            raise Refused(
-                f"This model's maximum context length is {most} tokens. However, your prompt contains {length} "
-                "input tokens, which exceeds this limit even without any output tokens. "
-                "Please reduce the length of the input prompt.",
-                param="input_tokens",
-            )
-
-    def _check_embeddings(self, prompt: Prompt) -> None:
-        capacity = self.config.encoder_cache_size
-        for image in prompt.images:
-            if image.tokens > capacity:
-                raise Refused(
-                    f"The decoder prompt contains a(n) image item with {image.tokens} embedding tokens, "
-                    f"which exceeds the pre-allocated encoder cache size {capacity}."
-                )
-
 
 def usage(chat: FakeChat, reported: FakeSequence) -> Usage:
     """What a chat cost. `reported` is the choice whose cache figures count: with several choices they differ, because
@@ -282,23 +231,3 @@ def usage(chat: FakeChat, reported: FakeSequence) -> Usage:
         write_tokens=reported.write_tokens,
         image_tokens=chat.prompt.image_tokens,
     )
-
-
-def _check_salt(salt: Any, *, refused: bool) -> None:
-    """Source: vLLM 0.32, entrypoints/generate/base/protocol.py::validate_cache_salt."""
-    if refused:
-        raise Refused("Unrecognized request argument supplied: cache_salt", param="cache_salt")
-    if not isinstance(salt, str) or not salt:
-        raise Refused("Parameter 'cache_salt' must be a non-empty string if provided.", param="cache_salt")
-    if len(salt) > _MAX_SALT_CHARACTERS or _FORBIDDEN_IN_SALT & set(salt):
-        message = "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
-        raise Refused(message, param="cache_salt")
-
-
-def _end_token(folder: Path) -> str:
-    settings = folder / "tokenizer_config.json"
-    token: Any = json.loads(settings.read_text()).get("eos_token") if settings.is_file() else None
-    token = cast("dict[str, Any]", token).get("content") if isinstance(token, dict) else token
-    if not isinstance(token, str):
-        raise ConfigError("fake engine", "checkpoint", "its tokenizer_config.json names no eos_token")
-    return token

@@ -28,16 +28,18 @@ class Ticket:
         self.end: TicketEnd = ""
         self._tokens: deque[Token] = deque()
         self._news = asyncio.Event()
+        self._over = asyncio.Event()
 
     def put(self, token: Token) -> None:
         self._tokens.append(token)
-        if not self.chat.open_sequences:
-            self.end = "done"
         self._news.set()
+        if not self.chat.open_sequences:
+            self.stop("done")
 
     def stop(self, end: TicketEnd) -> None:
         self.end = self.end or end
         self._news.set()
+        self._over.set()
 
     async def take(self) -> list[Token]:
         """The tokens since the last call, at least one; empty when the chat has ended."""
@@ -49,10 +51,8 @@ class Ticket:
         return taken
 
     async def ended(self) -> TicketEnd:
-        """Wait for the end."""
-        while not self.end:
-            self._news.clear()
-            await self._news.wait()
+        """Wait for the end, without being woken by every token."""
+        await self._over.wait()
         return self.end
 
 

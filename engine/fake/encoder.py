@@ -5,10 +5,11 @@ Source: vLLM 0.32, v1/core/encoder_cache_manager.py::EncoderCacheManager.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from engine.base import EncoderEvent
+from engine.fake.blocks import UNTAKEN_EVENTS
 from engine.fake.sequence import FakeSequence
 
 
@@ -30,7 +31,7 @@ class EncoderCache:
         # Which of its images each sequence refers to, by position in the prompt.
         self._held: dict[int, set[int]] = {}
         self._reported: dict[int, set[int]] = {}
-        self._events: list[EncoderEvent] = []
+        self._events: deque[EncoderEvent] = deque(maxlen=UNTAKEN_EVENTS)
 
     def check(self, sequence: FakeSequence, image: int) -> bool:
         """Whether the features are there; then the sequence refers to them (check_and_update_cache)."""
@@ -113,8 +114,9 @@ class EncoderCache:
         self._events.append(EncoderEvent("reset", ""))
 
     def take_events(self) -> list[EncoderEvent]:
-        """What happened since the last call."""
-        events, self._events = self._events, []
+        """What happened since the last call; of very many events the oldest are lost."""
+        events = list(self._events)
+        self._events.clear()
         return events
 
     def _refer(self, entry: _Entry, sequence: FakeSequence, image: int) -> None:

@@ -58,6 +58,7 @@ class Scheduler:
 
     def __init__(self, config: FakeConfig) -> None:
         self._config = config
+        self._encoder_budget = config.encoder_budget
         self.pool = BlockPool(config.num_blocks, config.block_tokens)
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.waiting: deque[FakeSequence] = deque()
@@ -81,7 +82,7 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Decide on the next step and reserve what it needs."""
-        step = Step(token_budget=self._config.max_batched_tokens, encoder_budget=self._config.encoder_budget)
+        step = Step(token_budget=self._config.max_batched_tokens, encoder_budget=self._encoder_budget)
         preempted = self._continue_running(step)
         while not preempted and self.waiting and step.token_budget and len(self.running) < self._config.max_running:
             if not self._admit(self.waiting[0], step):

@@ -7,11 +7,12 @@ ids.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from tokenizers import Tokenizer as TokenizerFile
 from tokenizers.decoders import DecodeStream
@@ -116,13 +117,13 @@ class CheckpointTokenizer:
         ConfigError: the folder has none, or it lacks the image placeholder or the end of turn.
     """
 
-    def __init__(self, folder: Path, end_token: str = END_OF_TURN) -> None:
+    def __init__(self, folder: Path) -> None:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise ConfigError("fake engine", "checkpoint", "the folder holds no tokenizer.json")
         self._tokenizer = TokenizerFile.from_file(str(file))
         self.image_token = self._id(IMAGE_PAD)
-        self.end_token = self._id(end_token)
+        self.end_token = self._id(_end_token(folder))
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer.encode`."""
@@ -138,3 +139,12 @@ class CheckpointTokenizer:
         if number is None:
             raise ConfigError("fake engine", "checkpoint", f"its tokenizer has no token {token}")
         return number
+
+
+def _end_token(folder: Path) -> str:
+    settings = folder / "tokenizer_config.json"
+    token: Any = json.loads(settings.read_text()).get("eos_token") if settings.is_file() else None
+    token = cast("dict[str, Any]", token).get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str):
+        raise ConfigError("fake engine", "checkpoint", "its tokenizer_config.json names no eos_token")
+    return token

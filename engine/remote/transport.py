@@ -9,11 +9,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.connector import Connection
 from aiohttp.http_writer import StreamWriter
+from aiohttp.tracing import Trace
 from yarl import URL
 
 from context.errors import EngineError, EngineProtocolError, EngineTimeout, EngineUnavailable
@@ -81,6 +83,26 @@ class _SegmentBody(aiohttp.Payload):
             self._transport.abort()
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Knows how many requests a connection has carried."""
+
+    def __init__(self, keep_alive_seconds: float) -> None:
+        # The number of connections is bounded by `Transport`: aiohttp cannot tell a full pool from a dead peer.
+        super().__init__(limit=0, keepalive_timeout=keep_alive_seconds)  # pyright: ignore[reportUnknownMemberType]
+        self._uses: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        self._uses[connection.protocol] = self._uses.get(connection.protocol, 0) + 1
+        return connection
+
+    def reused(self, protocol: object) -> bool:
+        """Whether a connection carried a request before the latest one."""
+        return self._uses.get(protocol, 0) > 1
+
+
 class _Chunks:
     """The pieces of an answer as they arrive. Not a generator: one that is left half read would need a task to end."""
 
@@ -110,11 +132,10 @@ class Transport:
     def __init__(self, settings: RemoteSettings) -> None:
         self._settings = settings
         self._slots = asyncio.Semaphore(settings.connections)
-        self._used: WeakSet[object] = WeakSet()
         self._sending: set[_SegmentBody] = set()
+        self._connector = _Connector(settings.keep_alive_seconds)
         self._session = aiohttp.ClientSession(
-            # The number of connections is bounded by `_slots`: aiohttp cannot tell a full pool from a dead peer.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=settings.keep_alive_seconds),
+            connector=self._connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
@@ -193,7 +214,7 @@ class Transport:
                 method, url, data=payload, headers=headers, allow_redirects=False, timeout=timeout
             )
         except BaseException as error:
-            reused = payload is not None and payload.protocol in self._used
+            reused = payload is not None and payload.protocol is not None and self._connector.reused(payload.protocol)
             if payload is not None:
                 self._sending.discard(payload)
                 payload.abort()
@@ -202,8 +223,6 @@ class Transport:
             if isinstance(error, (aiohttp.ClientError, OSError)):
                 raise _failure(error, reused) from error
             raise
-        if payload is not None and payload.protocol is not None:
-            self._used.add(payload.protocol)
         return response
 
     def _timeouts(self, read_seconds: float) -> aiohttp.ClientTimeout:

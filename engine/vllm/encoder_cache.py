@@ -65,10 +65,11 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
 
     def connect(self, endpoint: str) -> None:
         """Start to report to `endpoint`, which is already bound."""
-        self._socket = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.set(zmq.SNDHWM, _QUEUE_EVENTS)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.connect(endpoint)
+        socket = zmq.Context.instance().socket(zmq.PUSH)
+        socket.set(zmq.SNDHWM, _QUEUE_EVENTS)
+        socket.set(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        self._socket = socket
 
     def check_and_update_cache(self, request: Any, input_id: int) -> bool:
         hit = bool(super().check_and_update_cache(request, input_id))

@@ -12,7 +12,7 @@ import json
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from context.errors import ConfigError
 
@@ -99,7 +99,7 @@ def parse(words: list[str]) -> Namespace:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            parsed = vllm_api.make_parser().parse_args(words)
+            parsed = cast("Namespace", vllm_api.make_parser().parse_args(words))
             vllm_api.validate_parsed_serve_args(parsed)
     except SystemExit as error:
         reason = said.getvalue().strip().rpartition("error: ")[2] or "not accepted by vLLM"

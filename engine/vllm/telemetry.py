@@ -58,9 +58,7 @@ class Telemetry:
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _read(
-        self, socket: zmq.asyncio.Socket, decode: Callable[[list[bytes]], base.EventBatch | None]
-    ) -> None:
+    async def _read(self, socket: zmq.asyncio.Socket, decode: Callable[[list[bytes]], base.EventBatch | None]) -> None:
         while True:
             parts = await socket.recv_multipart()
             try:

@@ -7,7 +7,7 @@ import base64
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from PIL import Image
 from pydantic_core import from_json
@@ -22,9 +22,9 @@ Break = Literal["before", "middle", "crash"]
 class EngineCase:
     """One engine under the contract.
 
-    `make` gives a new, stopped engine. `running` counts requests that the engine still works on. `break_next`, where an
-    engine can be told to, makes the next chat fail. The flags say what the engine reports or understands; a test of what
-    it does not is skipped.
+    `make` gives a new, stopped engine. `running` counts requests that the engine still works on. `break_next`, where
+    an engine can be told to, makes the next chat fail. The flags say what the engine reports or understands; a test of
+    what it does not is skipped.
     """
 
     make: Callable[[], Engine]
@@ -148,7 +148,10 @@ def _whole(content: bytes) -> tuple[dict[str, Any], str]:
 def without_none(body: Mapping[str, Any]) -> dict[str, Any]:
     """The same body without nulls, at every depth."""
     kept = {key: value for key, value in body.items() if value is not None}
-    return {key: without_none(value) if isinstance(value, dict) else value for key, value in kept.items()}
+    return {
+        key: without_none(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
+        for key, value in kept.items()
+    }
 
 
 def full_blocks(tokens: int, block_tokens: int) -> int:

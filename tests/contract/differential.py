@@ -6,11 +6,12 @@ other, so that an engine that is off by a block or keeps another eviction order 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from engine.base import Engine, EventBatch
+from engine.base import Engine, EngineImage, EventBatch
 from tests.contract.cases import EngineCase, Picture, ask, encoder_events, user, words
 
 # What the engine under comparison must be started with. 96 blocks hold tokens; the 97th is vLLM's null block.
@@ -30,6 +31,7 @@ class Exchange:
     messages: list[dict[str, Any]]
     salt: str = "one"
     tools: list[dict[str, Any]] | None = None
+    max_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ def script() -> Iterator[Exchange]:
     yield Exchange("one image twice, once more", [system, user(picture(3), "and", picture(3), "and", picture(3))])
     yield Exchange("small image", [user(picture(4))])
     yield Exchange("no images", [user("plain text")])
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
     yield Exchange("tools", one, tools=tools)
     yield Exchange("tools again", one, tools=tools)
     called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
@@ -89,11 +92,33 @@ def script() -> Iterator[Exchange]:
         yield Exchange(f"across a block's end, {extra}", [user(words(20), " a" * extra)], salt="three")
     yield Exchange("long prompt once more", [user(*(picture(number) for number in range(5)), words(180, seed=9))])
 
+    yield from _walk()
+
+
+def _walk(requests: int = 60, conversations: int = 7) -> Iterator[Exchange]:
+    """Conversations that grow, are cut and are asked again in a shuffled order, always a little over what fits: most
+    reads end somewhere in the middle, wherever the eviction came to. Answers are long at times, to take blocks.
+    """
+    choose = random.Random(20_231)  # noqa: S311 - the same walk every time is the point
+    turns: dict[int, list[dict[str, Any]]] = {number: [] for number in range(conversations)}
+    for number in range(requests):
+        which = choose.randrange(conversations)
+        history = turns[which]
+        if len(history) > 5 or (history and choose.random() < 0.15):
+            del history[choose.randrange(len(history)) :]
+        if not history or choose.random() < 0.6:
+            content = words(choose.randrange(4, 50), seed=100 * which + len(history))
+            history.append(user(content, picture(20 + choose.randrange(9))) if choose.random() < 0.5 else user(content))
+        messages = [{"role": "system", "content": words(12, seed=which)}, *history]
+        salt = f"walk-{which % 2}"
+        yield Exchange(f"walk {number}", messages, salt=salt, max_tokens=choose.choice((1, 1, 1, 40, 70)))
+
 
 async def measure(engine: Engine, case: EngineCase, exchange: Exchange, request_id: str) -> Figures:
     """Send one request and collect what the engine says of it."""
-    extra: dict[str, Any] = {"tools": exchange.tools, "tool_choice": "none"} if exchange.tools else {}
-    images = any(isinstance(message["content"], list) and _has_images(message["content"]) for message in exchange.messages)
+    extra: dict[str, Any] = {"max_tokens": exchange.max_tokens, "ignore_eos": True}
+    extra |= {"tools": exchange.tools, "tool_choice": "none"} if exchange.tools else {}
+    images = any(map(_has_images, exchange.messages))
     async with engine.events() as batches:
         answered = await ask(engine, case, exchange.messages, request_id=request_id, salt=exchange.salt, **extra)
         assert answered.status == 200, (exchange.about, answered.body)
@@ -117,20 +142,15 @@ async def differences(left: Engine, left_case: EngineCase, right: Engine, right_
     return found
 
 
-async def _encoder(batches: Any, request_id: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    events = await encoder_events(_typed(batches), request_id)
+async def _encoder(batches: AsyncIterator[EventBatch], request_id: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    events = await encoder_events(batches, request_id)
     runs = tuple(event.uuid for event in events if event.kind == "run")
     return runs, tuple(event.uuid for event in events if event.kind == "hit")
 
 
-async def _typed(batches: Any) -> Any:
-    async for batch in batches:
-        assert isinstance(batch, EventBatch)
-        yield batch
-
-
-def _has_images(content: list[Any]) -> bool:
-    return any(not isinstance(part, dict) for part in content)
+def _has_images(message: dict[str, Any]) -> bool:
+    content: Any = message["content"]
+    return isinstance(content, list) and any(isinstance(part, EngineImage) for part in cast("list[Any]", content))
 
 
 def _agree(one: Figures, other: Figures) -> bool:

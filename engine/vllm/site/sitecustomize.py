@@ -22,7 +22,8 @@ class _DeclareFirst:
             sys.meta_path.remove(self)
             source = Path(__file__).parents[2] / "torchvision_ops.py"
             spec = importlib.util.spec_from_file_location("stillframe_torchvision_ops", source)
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             module.declare()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from context.errors import ImageError
 from context.images.base import FetchLimits, ImageLimits, ImageSource
@@ -113,6 +115,8 @@ def test_first_frame_of_an_animation(name: str) -> None:
 
 def test_first_frame_of_a_gif_is_pinned_as_a_still_image() -> None:
     image = canonical(read("anim.gif"), replace(LIMITS, animated="first_frame"))
+    first = Image.open(io.BytesIO(read("anim.gif"))).convert("RGB")
+    assert Image.open(io.BytesIO(image.pinned)).tobytes() == first.tobytes()
     assert canonical(image.pinned).image_id == image.image_id
 
 

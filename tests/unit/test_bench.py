@@ -1,0 +1,179 @@
+"""The benchmark's arithmetic, and a whole small run in which a plain relay stands for the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from metrics.bench import BenchConfig, BenchError, bodies, exposition, run
+from metrics.bench.load import fetch, quantile
+from metrics.bench.processes import serving
+from metrics.bench.result import BenchResult, Row, Spread, added_latency_rows
+
+_RELAY = (sys.executable, "-m", "metrics.bench.relay", "--port", "{port}", "--upstream", "{upstream}")
+_BRIEF = BenchConfig(
+    gateway_command=_RELAY,
+    ready_path="/v1/models",
+    rounds=2,
+    small_requests=10,
+    image_requests=2,
+    throughput_requests=32,
+    clients=4,
+    large_images=1,
+    memory_requests=4,
+    memory_body_bytes=200_000,
+    leaving_requests=60,
+)
+
+_HISTOGRAM = """# TYPE lag histogram
+lag_bucket{{le="0.01"}} {0}
+lag_bucket{{le="0.02"}} {1}
+lag_bucket{{le="+Inf"}} {2}
+lag_count {2}
+lag_sum 1
+"""
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 2.0), (0.75, 3.0), (0.99, 4.0), (0.0, 1.0)])
+def test_quantile_is_a_sample(share: float, expected: float) -> None:
+    assert quantile([4.0, 1.0, 3.0, 2.0], share) == expected
+
+
+class TestExposition:
+    def test_only_what_came_between_two_readings_counts(self) -> None:
+        before = exposition.buckets(_HISTOGRAM.format(0, 0, 1000), "lag")
+        after = exposition.buckets(_HISTOGRAM.format(50, 100, 1100), "lag")
+        assert before is not None
+        assert after is not None
+        assert exposition.quantile_between(before, after, 0.99) == pytest.approx(0.0198)
+        assert exposition.quantile_between({}, after, 0.99) == 0.02
+
+    def test_what_is_not_there_is_unknown(self) -> None:
+        text = _HISTOGRAM.format(1, 2, 3)
+        assert exposition.buckets(text, "other") is None
+        assert exposition.value(text, "tasks") is None
+        same = exposition.buckets(text, "lag") or {}
+        assert exposition.quantile_between(same, same, 0.99) is None
+
+    def test_value(self) -> None:
+        assert exposition.value("# TYPE tasks gauge\ntasks 7.0\n", "tasks") == 7.0
+
+
+class TestVerdicts:
+    @pytest.mark.parametrize(
+        ("bound", "value", "verdict"),
+        [
+            ("at most", 2.0, "pass"),
+            ("at most", 2.1, "fail"),
+            ("below", 2.0, "fail"),
+            ("at least", 2.0, "pass"),
+            ("at least", 1.9, "fail"),
+            ("at most", None, "unknown"),
+        ],
+    )
+    def test_a_limit(self, bound: str, value: float | None, verdict: str) -> None:
+        assert Row("m", value, "ms", bound, 2.0).verdict == verdict  # pyright: ignore[reportArgumentType]
+
+    def test_unknown_does_not_pass(self) -> None:
+        good = Row("m", 1.0, "ms", "at most", 2.0)
+        assert BenchResult((good, Row("figure", 5.0, "ms"))).passed
+        assert not BenchResult((good, Row("m", None, "ms", "at most", 2.0))).passed
+
+    def test_the_gateway_is_judged_by_what_it_adds(self) -> None:
+        spreads = {
+            "direct": Spread(0.010, 0.020, 0.0),
+            "relay": Spread(0.012, 0.022, 0.0),
+            "gateway": Spread(0.0125, 0.021, 0.0),
+        }
+        rows = {row.measure: row for row in added_latency_rows({"1 MB image seen before": spreads})}
+        assert rows["1 MB image seen before: added at p50"].value == pytest.approx(2.5)
+        assert rows["1 MB image seen before: added at p99"].value == pytest.approx(1.0)
+        ratio = rows["1 MB image seen before: added at p50, against the relay"]
+        assert (ratio.value, ratio.verdict) == (pytest.approx(1.25), "pass")
+
+    def test_no_ratio_to_a_relay_within_the_noise(self) -> None:
+        spreads = {"direct": Spread(2, 2, 0), "relay": Spread(1, 1, 0), "gateway": Spread(3, 3, 0)}
+        rows = added_latency_rows({"1 MB image seen before": spreads})
+        assert rows[-1].verdict == "unknown"
+
+
+class TestBodies:
+    def test_a_picture_has_about_the_size_and_its_own_pixels(self) -> None:
+        first, same, other = (bodies.noise_png(100_000, seed) for seed in (1, 1, 2))
+        assert first == same != other
+        assert 95_000 < len(_decoded(first)) < 110_000
+
+    def test_large_pictures_have_twelve_megapixels_and_fit_a_request(self) -> None:
+        jpeg, *_, png = made = bodies.large_pictures(4, seed=1)
+        assert len(set(made)) == 4
+        for url, kind in ((jpeg, "JPEG"), (png, "PNG")):
+            content = _decoded(url)
+            assert len(content) < 20 * 1024 * 1024
+            with Image.open(io.BytesIO(content)) as picture:
+                assert (picture.format, picture.width * picture.height) == (kind, 12_000_000)
+
+
+def _decoded(url: bytes) -> bytes:
+    return base64.b64decode(url.partition(b",")[2])
+
+
+class TestProcesses:
+    async def test_one_that_ends_says_why(self) -> None:
+        command = (sys.executable, "-c", "import sys; sys.exit('no such thing')")
+        with pytest.raises(BenchError, match="no such thing"):
+            async with serving("gateway", command, ready_path="/", timeout_seconds=30):
+                pass
+
+    async def test_one_that_never_answers_is_ended(self, tmp_path: Path) -> None:
+        told = tmp_path / "pid"
+        program = f"import os, pathlib, time; pathlib.Path({str(told)!r}).write_text(str(os.getpid())); time.sleep(600)"
+        with pytest.raises(BenchError, match="was not ready"):
+            async with serving("gateway", (sys.executable, "-c", program), ready_path="/", timeout_seconds=2):
+                pass
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(told.read_text()), 0)
+
+    async def test_what_a_process_has(self) -> None:
+        command = (sys.executable, "-m", "engine.fake", "--port", "{port}")
+        async with serving("fake engine", command, ready_path="/v1/models", timeout_seconds=60) as server:
+            assert 1 << 20 < server.memory_bytes() <= server.peak_memory_bytes()
+            assert server.cpu_seconds() > 0
+            files = server.open_files()
+            connections = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+            # An answer to a later connection: the earlier ones were taken.
+            await fetch(server.port, "/health")
+            assert server.open_files() == files + 3
+            for _, writer in connections:
+                writer.close()
+                await writer.wait_closed()
+
+
+@pytest.mark.slow
+async def test_a_whole_run_with_a_relay_as_the_gateway() -> None:
+    result = await run(_BRIEF)
+    shown = json.loads(json.dumps(result.to_json()))
+    rows = {row["measure"]: row for row in shown["rows"]}
+    assert set(shown["latency"]) == {"small body", "1 MB image seen before"}
+    assert all(set(each) == {"direct", "relay", "gateway"} for each in shown["latency"].values())
+    assert rows["requests left in the engine"]["value"] == 0
+    assert rows["sockets and files leaked"]["value"] == 0
+    assert 20 < rows["peak memory, 4 clients with 5 MB bodies"]["value"] < 400
+    # A relay reports none of the gateway's metrics: that is not a pass.
+    assert rows["tasks leaked"]["verdict"] == "unknown"
+    assert rows["event-loop lag at p99, decoding 12 MP images"]["verdict"] == "unknown"
+    assert not shown["passed"]
+    assert result.table().row_count == len(shown["rows"])
+
+
+async def test_a_gateway_that_does_not_start_is_an_error() -> None:
+    broken = BenchConfig(gateway_command=(sys.executable, "-c", "raise SystemExit('no port')"), rounds=1)
+    with pytest.raises(BenchError, match="no port"):
+        await run(broken)
