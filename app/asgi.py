@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 from pydantic_core import to_json
 
@@ -21,6 +22,16 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
 JSON = (b"content-type", b"application/json")
+# What a client should wait before it tries again when the engine does not say it.
+_RETRY_AFTER_SECONDS = 5
+_LINGER_SECONDS = 2.0
+_ERROR_HEADERS: Mapping[int, Headers] = {
+    401: ((b"www-authenticate", b"Bearer"),),
+    # The rest of the body may still be on its way; the connection cannot be used again.
+    408: ((b"connection", b"close"),),
+    413: ((b"connection", b"close"),),
+    429: ((b"retry-after", b"1"),),
+}
 
 
 class ClientLeft(Exception):
@@ -37,6 +48,16 @@ class BodyBudget:
         self._free = self._total = total_bytes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
+    @property
+    def free_bytes(self) -> int:
+        """What nobody holds."""
+        return self._free
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
     @asynccontextmanager
     async def hold(self, size_bytes: int) -> AsyncGenerator[None]:
         """Hold `size_bytes`, at most the whole budget."""
@@ -47,11 +68,13 @@ class BodyBudget:
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._release(size)
-                else:
-                    self._waiting.remove((size, turn))
+                if turn.cancelled():
+                    # Still in the queue, unless `_admit` came by meanwhile and passed over it.
+                    with contextlib.suppress(ValueError):
+                        self._waiting.remove((size, turn))
                     self._admit()
+                else:
+                    self._release(size)
                 raise
         else:
             self._free -= size
@@ -65,10 +88,12 @@ class BodyBudget:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._free:
+        while self._waiting and (self._waiting[0][1].cancelled() or self._waiting[0][0] <= self._free):
             size, turn = self._waiting.popleft()
-            self._free -= size
-            turn.set_result(None)
+            # Who waited may have been cancelled in this very pass of the loop, before it could leave the queue.
+            if not turn.cancelled():
+                self._free -= size
+                turn.set_result(None)
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -79,6 +104,20 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
+def path(scope: Scope) -> str:
+    """The request's path, decoded, below the prefix under which the gateway is mounted."""
+    whole: str = scope["path"]
+    prefix: str = scope.get("root_path") or ""
+    return whole.removeprefix(prefix) if whole.startswith(f"{prefix}/") else whole
+
+
+def raw_path(scope: Scope) -> str:
+    """The request's path as it came, with its percent signs, below the same prefix."""
+    whole: str = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
+    prefix = quote(scope.get("root_path") or "")
+    return whole.removeprefix(prefix) if whole.startswith(f"{prefix}/") else whole
+
+
 def declared_length(scope: Scope, limit_bytes: int) -> int:
     """The body's length as declared; the limit when the client does not say it.
 
@@ -86,7 +125,7 @@ def declared_length(scope: Scope, limit_bytes: int) -> int:
         RequestError: (413) above the limit.
     """
     text = header(scope, b"content-length")
-    if text is None or not text.isdigit():
+    if text is None or not (text.isascii() and text.isdigit()):
         return limit_bytes
     length = int(text)
     if length > limit_bytes:
@@ -153,15 +192,16 @@ async def cancelled_when_client_leaves(receive: Receive) -> AsyncGenerator[None]
 
     watcher = asyncio.create_task(watch(), name="stillframe-disconnect")
     try:
-        yield
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            # Not `await watcher`: its cancellation could not be told from ours, which may come at this very moment.
+            await asyncio.wait((watcher,))
     except asyncio.CancelledError:
         if left and task.uncancel() == 0:
             raise ClientLeft from None
         raise
-    finally:
-        watcher.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watcher
 
 
 async def respond(send: Send, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
@@ -176,12 +216,30 @@ async def respond_json(send: Send, status: int, value: Any, headers: Headers = (
     await respond(send, status, to_json(value), [JSON, *headers])
 
 
-async def respond_error(send: Send, error: RequestError | EngineError, headers: Headers = ()) -> None:
-    """Send an error of ours as OpenAI's error body."""
-    extra = list(headers)
-    if isinstance(error, EngineError) and error.retry_after_seconds is not None:
-        extra.append((b"retry-after", str(error.retry_after_seconds).encode()))
-    if error.status in (408, 413):
-        # The rest of the body is still on its way; the connection cannot be used again.
-        extra.append((b"connection", b"close"))
-    await respond_json(send, error.status, error.body(), extra)
+async def respond_error(
+    send: Send, error: RequestError | EngineError, headers: Headers = (), receive: Receive | None = None
+) -> None:
+    """Send an error of ours as OpenAI's error body. With `receive`, a client that still sends gets to read it."""
+    extra = [*headers, *_ERROR_HEADERS.get(error.status, ())]
+    if isinstance(error, EngineError) and (error.retry_after_seconds is not None or error.status == 503):
+        extra.append((b"retry-after", str(error.retry_after_seconds or _RETRY_AFTER_SECONDS).encode()))
+    if error.status != 413 or receive is None:
+        await respond_json(send, error.status, error.body(), extra)
+        return
+    body = to_json(error.body())
+    head = [JSON, *extra, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": error.status, "headers": head})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await _linger(receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _linger(receive: Receive) -> None:
+    """Throw away what a client still sends, for a moment.
+
+    To close a connection with unread bytes makes the system reset it, and the client would lose the answer.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while (message := await receive())["type"] != "http.disconnect" and message.get("more_body", False):
+                pass

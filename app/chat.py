@@ -19,7 +19,8 @@ from app.gateway import Gateway
 from app.public import public_error_bytes
 from app.sse import EventRelay
 from app.wire import ChatCall, FoundImage, parse_chat
-from context.errors import EngineError, EngineProtocolError, RequestError, StillframeError
+from context.errors import EngineError, EngineProtocolError, ImageError, RequestError, StillframeError
+from context.images.base import placed
 from context.tenancy import Tenant
 from engine.base import ChatRequest, EngineImage, EngineReply
 from metrics.prometheus import Outcome
@@ -37,7 +38,7 @@ class Turn:
     stream: bool = False
     include_usage: bool = False
     started: bool = False
-    outcome: Outcome = "failed"
+    outcome: Outcome | None = None
     usage: Usage = field(default_factory=Usage)
     first_byte: float | None = None
 
@@ -59,19 +60,27 @@ class Turn:
             (b"x-stillframe-policy", self.gateway.settings.policy.encode()),
         ]
 
-    async def fail(self, error: StillframeError) -> None:
-        """Answer with an error of ours, unless an answer has begun."""
-        if not self.started and isinstance(error, (RequestError, EngineError)):
-            await asgi.respond_error(self.send, error, self.headers())
+    async def fail(self, error: StillframeError, receive: asgi.Receive) -> None:
+        """Answer with an error of ours, unless an answer has begun.
+
+        Raises:
+            StillframeError: the same one, where the answer has begun: it is left unfinished.
+        """
+        if self.started:
+            raise error
+        if not isinstance(error, (RequestError, EngineError)):
+            error = EngineError("The gateway failed to serve this request.")
+        self.started = True
+        await asgi.respond_error(self.send, error, self.headers(), receive)
 
     def close(self) -> None:
         """Record the turn, once."""
-        metrics = self.gateway.metrics
-        metrics.requests.labels(self.outcome, str(self.stream).lower()).inc()
+        metrics, outcome = self.gateway.metrics, self.outcome or "failed"
+        metrics.requests.labels(outcome, str(self.stream).lower()).inc()
         metrics.total_seconds.observe(time.perf_counter() - self.began)
         if self.first_byte is not None:
             metrics.first_byte_seconds.observe(self.first_byte - self.began)
-        if self.outcome == "completed":
+        if outcome == "completed":
             metrics.count_usage(self.usage)
 
 
@@ -80,24 +89,24 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
     turn = Turn(gateway, send)
     try:
         authorization = asgi.header(scope, b"authorization")
+        _require_json(scope)
         tenant = gateway.tenant(authorization)
         gateway.admit()
         gateway.metrics.running_now += 1
         try:
             request = await _receive(turn, tenant, scope, receive, authorization)
             async with asgi.cancelled_when_client_leaves(receive), gateway.engine.chat(request) as reply:
-                await _relay(turn, reply)
+                await _relay(turn, reply, own_key=request.authorization is None)
         finally:
             gateway.metrics.running_now -= 1
     except (asgi.ClientLeft, asyncio.CancelledError) as left:
-        # A client may leave as soon as it has the last byte.
-        if turn.outcome != "completed":
-            turn.outcome = "aborted"
+        # What is settled stays: a client may leave as soon as it has the last byte.
+        turn.outcome = turn.outcome or "aborted"
         if isinstance(left, asyncio.CancelledError):
             raise
     except StillframeError as error:
-        turn.outcome = "refused" if isinstance(error, RequestError) else "failed"
-        await turn.fail(error)
+        turn.outcome = turn.outcome or ("refused" if isinstance(error, RequestError) else "failed")
+        await turn.fail(error, receive)
     finally:
         turn.close()
 
@@ -140,13 +149,16 @@ async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tup
     places = history.places(tenant, call)
 
     async def one(found: FoundImage) -> tuple[tuple[int, int], EngineImage]:
-        keys = places.get((found.message, found.part), history.NOWHERE)
+        keys, place = places.get((found.message, found.part), history.NOWHERE), found.source.place
         ref = await gateway.images.resolve(
             found.source, tenant=tenant.name, lookup=keys.lookup, record=keys.record, fallback=keys.fallback
         )
 
         async def load() -> bytes:
-            return await gateway.images.payload(ref, tenant=tenant.name)
+            try:
+                return await gateway.images.payload(ref, tenant=tenant.name)
+            except ImageError as error:
+                raise placed(error, place) from error
 
         image = EngineImage(tenant.image_uuid(ref.image_id), ref, load, found.source.detail)
         return (found.message, found.part), image
@@ -163,33 +175,55 @@ async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tup
     return dict(resolved)
 
 
-async def _relay(turn: Turn, reply: EngineReply) -> None:
+async def _relay(turn: Turn, reply: EngineReply, *, own_key: bool) -> None:
     """The engine's reply to the client, and its usage to the record."""
     metrics = turn.gateway.metrics
     metrics.image_bytes.inc(reply.sent_image_bytes)
     metrics.image_misses.inc(reply.image_misses)
     if reply.status != 200:
-        status, body = public_error_bytes(await reply.read(), reply.status)
-        turn.outcome = "refused" if status < 500 else "failed"
-        turn.started = True
-        await asgi.respond_json(turn.send, status, body, turn.headers())
+        await _relay_error(turn, reply, own_key=own_key)
     elif reply.headers.get("content-type", "").startswith("text/event-stream"):
         await _relay_events(turn, reply)
     else:
         body = await reply.read()
         turn.usage = read_usage(_usage_of(body))
-        turn.outcome = "completed"
         await turn.start(200, b"application/json", len(body))
+        turn.outcome = "completed"
         await turn.send({"type": "http.response.body", "body": body})
+
+
+async def _relay_error(turn: Turn, reply: EngineReply, *, own_key: bool) -> None:
+    # A key that the client did not choose is not the client's to mend.
+    status = 500 if own_key and reply.status in (401, 403) else reply.status
+    status, body = public_error_bytes(await reply.read(), status)
+    turn.outcome = "refused" if status < 500 else "failed"
+    turn.started = True
+    after = reply.headers.get("retry-after", "")
+    again = [(b"retry-after", after.encode())] if after.isascii() and after.isdigit() else []
+    await asgi.respond_json(turn.send, status, body, [*turn.headers(), *again])
 
 
 async def _relay_events(turn: Turn, reply: EngineReply) -> None:
     relay = EventRelay(include_usage=turn.include_usage)
     await turn.start(200, b"text/event-stream; charset=utf-8")
     async for chunk in relay.relay(reply.chunks):
+        if relay.done or relay.failed:
+            # Before the last byte is sent: with it the client has all it wants, and may be gone.
+            turn.usage, turn.outcome = read_usage(relay.usage), "failed" if relay.failed else "completed"
         await turn.send({"type": "http.response.body", "body": chunk, "more_body": True})
-    turn.usage, turn.outcome = read_usage(relay.usage), "failed" if relay.failed else "completed"
     await turn.send({"type": "http.response.body", "body": b""})
+
+
+def _require_json(scope: asgi.Scope) -> None:
+    """A browser sends JSON to another site only after that site's consent (CORS), which is never given; every other
+    type it sends unasked, from any page, also to a gateway on the loopback address.
+
+    Raises:
+        RequestError: (415) the body is not said to be JSON.
+    """
+    kind = (asgi.header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError("Send the header 'Content-Type: application/json'.", code="unsupported_type", status=415)
 
 
 def _usage_of(body: bytes) -> Mapping[str, Any] | None:

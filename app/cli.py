@@ -138,7 +138,6 @@ def _bench_command(commands: Any) -> None:
         commands, "bench", "Measure what the gateway adds, against calling the fake engine directly.", _bench
     )
     command.add_argument("--quick", action="store_true", help="fewer rounds; the figures are rougher")
-    command.add_argument("--only", action="append", metavar="NAME", help="one measurement by name; may be repeated")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON; - for standard output")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -37,8 +38,12 @@ class Gateway:
         self.budget = BodyBudget(settings.server.inflight_body_bytes)
         data = settings.data_path
         self._tenancy = Tenancy(load_secret(data))
-        self._tenants = {key: self._tenancy.named(name) for name, key in settings.auth.keys.items()}
-        self._admin_token = settings.admin_token or load_token(data / "admin-token")
+        # By digest: how long a look-up takes says nothing about the keys.
+        self._secret = secrets.token_bytes(32)
+        self._tenants = {
+            self._digest(key.encode()): self._tenancy.named(name) for name, key in settings.auth.keys.items()
+        }
+        self._admin = self._digest((settings.admin_token or load_token(data / "admin-token")).encode())
         self._store = BlobStore(settings.images.store_url or str(data / "images"), settings.images.store_max_bytes)
         self.images = ImageService(settings.images.limits(), settings.fetch.limits(), self._store)
         self.engine_failure: BaseException | None = None
@@ -52,11 +57,7 @@ class Gateway:
             stack.push_async_callback(self._stop_engine)
             tasks = [
                 asyncio.create_task(work, name=f"stillframe-{name}")
-                for name, work in (
-                    ("start", self._start_engine()),
-                    ("encoder-log", self.encoder_log.follow(self.engine)),
-                    ("lag", self._watch_loop()),
-                )
+                for name, work in (("engine", self._run_engine()), ("lag", self._watch_loop()))
             ]
 
             async def cancel() -> None:
@@ -73,13 +74,11 @@ class Gateway:
         Raises:
             RequestError: (401) keys are configured and this is none of them.
         """
-        scheme, _, token = (authorization or "").partition(" ")
-        token = token.strip() if scheme.lower() == "bearer" else ""
+        token = _bearer(authorization)
         if not self._tenants:
             return self._tenancy.of_token(token)
-        for key, tenant in self._tenants.items():
-            if hmac.compare_digest(key.encode(), token.encode()):
-                return tenant
+        if tenant := self._tenants.get(self._digest(token.encode("latin-1"))):
+            return tenant
         raise RequestError(
             "The API key is missing or not known. Send it as 'Authorization: Bearer KEY'.",
             code="invalid_api_key",
@@ -88,7 +87,10 @@ class Gateway:
 
     def is_admin(self, authorization: str | None) -> bool:
         """Whether an Authorization header carries the admin token."""
-        return hmac.compare_digest((authorization or "").encode(), f"Bearer {self._admin_token}".encode())
+        return hmac.compare_digest(self._digest(_bearer(authorization).encode("latin-1")), self._admin)
+
+    def _digest(self, token: bytes) -> bytes:
+        return hmac.digest(self._secret, token, "sha256")
 
     def admit(self) -> None:
         """Refuse a chat when too many are running.
@@ -106,15 +108,18 @@ class Gateway:
                 status=429,
             )
 
-    async def _start_engine(self) -> None:
+    async def _run_engine(self) -> None:
+        """Start the engine and follow what it reports."""
         started = time.monotonic()
         try:
             await self.engine.start()
         except (EngineError, ConfigError) as error:
             self.engine_failure = error
             _log.error("engine: %s", error)
-        else:
-            _log.info("engine ready after %.0f s", time.monotonic() - started)
+            return
+        _log.info("engine ready after %.0f s", time.monotonic() - started)
+        # Not before: an engine that is not started has nothing to subscribe to.
+        await self.encoder_log.follow(self.engine)
 
     async def _stop_engine(self) -> None:
         with suppress(EngineError):
@@ -126,3 +131,9 @@ class Gateway:
             due = loop.time() + _LAG_EVERY_SECONDS
             await asyncio.sleep(_LAG_EVERY_SECONDS)
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
+
+
+def _bearer(authorization: str | None) -> str:
+    """The token of an Authorization header, in Latin-1 as headers are; empty without one."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from app import asgi
 from app.chat import chat
@@ -11,6 +14,7 @@ from app.gateway import Gateway
 from app.public import public_error_bytes
 from context.errors import EngineError, RequestError, StillframeError
 
+_log = logging.getLogger("stillframe")
 Handler = Callable[[Gateway, asgi.Scope, asgi.Receive, asgi.Send], Awaitable[None]]
 
 _METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
@@ -36,6 +40,7 @@ async def ready(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send
 
 async def metrics(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     """Prometheus' text format."""
+    gateway.metrics.count_images(gateway.images.stats())
     body = gateway.metrics.exposition(engine_ready=gateway.engine.health().ready)
     await asgi.respond(send, 200, body, [_METRICS_TYPE])
 
@@ -49,11 +54,10 @@ async def models(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, sen
         | ({"max_model_len": info.max_model_tokens} if info.max_model_tokens else {})
         for name in info.models
     ]
-    path: str = scope["path"]
-    if not path.startswith(_MODELS):
+    name = asgi.path(scope).rstrip("/").removeprefix("/v1/models").removeprefix("/")
+    if not name:
         await asgi.respond_json(send, 200, {"object": "list", "data": cards})
         return
-    name = path.removeprefix(_MODELS)
     for card in cards:
         if card["id"] == name:
             await asgi.respond_json(send, 200, card)
@@ -76,7 +80,8 @@ async def engine(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, sen
         if (value := asgi.header(scope, name.encode())) is not None
     }
     query = scope["query_string"].decode("latin-1")
-    path = "/" + scope["path"].removeprefix(_ENGINE) + (f"?{query}" if query else "")
+    # As it came: a decoded %0d%0a or %3f would be read differently by whoever writes the request line anew.
+    path = "/" + asgi.raw_path(scope).removeprefix(_ENGINE) + (f"?{query}" if query else "")
     async with (
         asgi.cancelled_when_client_leaves(receive),
         gateway.engine.forward(scope["method"], path, headers=headers, body=[body] if body else []) as reply,
@@ -102,7 +107,7 @@ async def reset(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send
 async def request_record(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     """What the encoder cache did for one finished request; nulls when the engine did not report it."""
     _require_admin(gateway, scope)
-    request_id = scope["path"].removeprefix(_REQUESTS)
+    request_id = asgi.path(scope).removeprefix(_REQUESTS)
     counts = await gateway.encoder_log.final(request_id, timeout_seconds=2.0)
     await asgi.respond_json(
         send,
@@ -164,29 +169,55 @@ _PREFIXES: dict[str, tuple[str, Handler]] = {
 }
 
 
-def find(method: str, path: str) -> Handler:
-    """The handler of a path.
+class _MethodNotAllowed(RequestError):
+    def __init__(self, allowed: str, used: str) -> None:
+        super().__init__(f"Use {allowed} here, not {used}.", code="method_not_allowed", status=405)
+        self.allowed = f"{allowed}, HEAD" if allowed == "GET" else allowed
+
+
+def find(path: str) -> tuple[str, Handler]:
+    """The method and the handler of a path; a slash at its end does not matter.
 
     Raises:
-        RequestError: (404, 405) there is none.
+        RequestError: (404) there is none.
     """
-    found = _EXACT.get(path) or next((entry for prefix, entry in _PREFIXES.items() if path.startswith(prefix)), None)
+    exact = _EXACT.get(path) or _EXACT.get(path.rstrip("/"))
+    found = exact or next((entry for prefix, entry in _PREFIXES.items() if path.startswith(prefix)), None)
     if found is None:
         served = "/v1/chat/completions, /v1/models, /health/live, /health/ready, /metrics"
         raise RequestError(f"There is nothing at this path. Served are {served}.", code="unknown_path", status=404)
-    allowed, handler = found
-    if allowed not in (method, "*") and not (method == "HEAD" and allowed == "GET"):
-        raise RequestError(f"Use {allowed} here, not {method}.", code="method_not_allowed", status=405)
-    return handler
+    return found
 
 
 async def dispatch(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-    """Serve one HTTP request; an error of ours becomes an answer."""
+    """Serve one HTTP request. What goes wrong becomes an answer, or an unfinished one where it has begun.
+
+    There is no CORS: no preflight is ever granted. A gateway on the loopback address needs no key, and any page that
+    its owner looks at could use it otherwise. Web apps call it from their own server.
+    """
+    started = False
+
+    async def noting(message: asgi.Message) -> None:
+        nonlocal started
+        started = True
+        await send(message)
+
     try:
-        await find(scope["method"], scope["path"])(gateway, scope, receive, send)
+        method, handler = find(asgi.path(scope))
+        if method not in (scope["method"], "*") and not (scope["method"] == "HEAD" and method == "GET"):
+            raise _MethodNotAllowed(method, scope["method"])
+        await handler(gateway, scope, receive, noting)
     except asgi.ClientLeft:
-        pass
-    except (RequestError, EngineError) as error:
-        await asgi.respond_error(send, error)
-    except StillframeError:
-        await asgi.respond_error(send, EngineError("The gateway could not serve this request."))
+        return
+    except Exception as error:
+        if not isinstance(error, StillframeError):
+            # Its text may hold what a client sent or a path; its kind and place are enough to find it.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            _log.error("unexpected %s in %s (%s)", type(error).__name__, frame.name, Path(frame.filename).name)
+        if started:
+            # The server closes a connection whose answer was not finished: its client must not take it for whole.
+            return
+        if not isinstance(error, (RequestError, EngineError)):
+            error = EngineError("The gateway failed to serve this request.")
+        allow = [(b"allow", error.allowed.encode())] if isinstance(error, _MethodNotAllowed) else []
+        await asgi.respond_error(send, error, allow, receive)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
-import traceback
-from contextlib import AsyncExitStack, suppress
-from pathlib import Path
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
 
 import uvicorn
 
 from app import asgi, routes
 from app.gateway import Gateway
 from app.settings import Settings
-from context.errors import ConfigError, EngineError
+from context.errors import ConfigError
 from engine.base import Engine
 
 _log = logging.getLogger("stillframe")
@@ -49,9 +49,13 @@ def make_engine(settings: Settings) -> Engine:
 
 
 class GatewayApp:
-    """The ASGI application. `engine` is made from the settings unless one is given."""
+    """The ASGI application. `engine` is made from the settings unless one is given.
+
+    `failure` is the setting that stopped the start, if one did.
+    """
 
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
+        self.failure: ConfigError | None = None
         self._settings = settings
         self._engine = engine
         self._gateway: Gateway | None = None
@@ -61,7 +65,7 @@ class GatewayApp:
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             assert self._gateway is not None
-            await _guarded(self._gateway, scope, receive, send)
+            await routes.dispatch(self._gateway, scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
 
@@ -72,31 +76,27 @@ class GatewayApp:
                 self._gateway = Gateway(self._settings, self._engine or make_engine(self._settings))
                 await stack.enter_async_context(self._gateway.running())
             except ConfigError as error:
+                self.failure = error
                 _log.error("%s", error)
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                await send({"type": "lifespan.startup.failed", "message": ""})
                 return
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
 
-async def _guarded(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-    """Serve a request; what nobody foresaw becomes a plain 500 for the client and a place for the log."""
-    started = False
+class _Server(uvicorn.Server):
+    """Takes a signal as the request to stop that it is: uvicorn's own server raises it again afterwards, and a clean
+    stop would look like a crash to whatever supervises the process."""
 
-    async def noting(message: asgi.Message) -> None:
-        nonlocal started
-        started = True
-        await send(message)
-
-    try:
-        await routes.dispatch(gateway, scope, receive, noting)
-    except Exception as error:
-        # The exception's text may hold what a client sent or a path; its kind and place are enough to find it.
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        _log.error("unexpected %s in %s (%s)", type(error).__name__, frame.name, Path(frame.filename).name)
-        if not started:
-            await asgi.respond_error(noting, EngineError("The gateway failed to serve this request."))
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        before = {kind: signal.signal(kind, self.handle_exit) for kind in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -106,24 +106,25 @@ def bind(host: str, port: int) -> socket.socket:
         ConfigError: the address cannot be used; says what to do.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener: socket.socket | None = None
     try:
+        # Naming the protocol is what makes asyncio turn Nagle's algorithm off; with it a stream is held up.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except OSError as error:
-        listener.close()
+    except (OSError, UnicodeError) as error:
+        if listener is not None:
+            listener.close()
         reasons = {
             errno.EADDRINUSE: f"port {port} is taken, perhaps by another Stillframe; stop it or choose one with --port",
             errno.EACCES: f"port {port} needs privileges; choose one above 1023 with --port",
             errno.EADDRNOTAVAIL: f"{host} is not an address of this machine; choose one with --host",
         }
         other = f"cannot listen on {host} port {port}; choose others with --host and --port"
-        reason = reasons.get(error.errno or 0, other)
-        raise ConfigError("start", "port", reason) from error
-    except OverflowError as error:
-        listener.close()
-        raise ConfigError("start", "port", "must be 0 to 65535") from error
+        number = error.errno if isinstance(error, OSError) else None
+        key = "port" if number in (errno.EADDRINUSE, errno.EACCES) else "host"
+        raise ConfigError("start", key, reasons.get(number or 0, other)) from error
     return listener
 
 
@@ -140,8 +141,9 @@ def serve(settings: Settings) -> int:
     _say(f"Stillframe listens on http://{shown}:{port}/v1 - point a chat client's base_url there.")
     if not settings.upstream:
         _say("The engine is loading; the first start takes about a minute. Readiness: /health/ready")
+    app = GatewayApp(settings)
     config = uvicorn.Config(
-        "app.server:from_environment" if settings.workers > 1 else GatewayApp(settings),
+        "app.server:from_environment" if settings.workers > 1 else app,
         factory=settings.workers > 1,
         workers=settings.workers,
         http="httptools",
@@ -155,11 +157,10 @@ def serve(settings: Settings) -> int:
         timeout_keep_alive=settings.server.keep_alive_seconds,
         timeout_graceful_shutdown=settings.server.shutdown_grace_seconds,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     if settings.workers == 1:
-        with suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
-        return 0 if server.started else 3
+        server.run(sockets=[listener])
+        return 2 if app.failure else 0 if server.started else 3
     return _serve_workers(settings, config, listener)
 
 
@@ -175,8 +176,9 @@ def _serve_workers(settings: Settings, config: uvicorn.Config, listener: socket.
 
 def from_environment() -> GatewayApp:
     """The application of a worker process, from the settings that its parent left."""
-    configure_logging("info")
-    return GatewayApp(Settings.model_validate_json(os.environ[SETTINGS_VARIABLE]))
+    settings = Settings.model_validate_json(os.environ[SETTINGS_VARIABLE])
+    configure_logging(settings.log_level)
+    return GatewayApp(settings)
 
 
 def check_disk(settings: Settings) -> None:
@@ -191,8 +193,10 @@ def check_disk(settings: Settings) -> None:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\0" * 65_536)
             probe.flush()
-    except OSError as error:
-        reason = f"cannot write in {folder} ({error.strerror}); free some space or choose a folder with data_dir"
+    except (OSError, ValueError) as error:
+        # ValueError: no system has such a name.
+        why = getattr(error, "strerror", None) or "not a folder's name"
+        reason = f"cannot write in {folder} ({why}); free some space or choose a folder with data_dir"
         raise ConfigError("settings", "data_dir", reason) from error
 
 

@@ -6,7 +6,7 @@ One place decides what a value means: the models below. A wrong value stops the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,7 +22,7 @@ DEFAULTS = "configs/default.yaml"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Auth(_Section):
@@ -125,6 +125,12 @@ class Upstreams(_Section):
     read_timeout_seconds: float = Field(gt=0)
     retries: int = Field(ge=0)
 
+    @field_validator("accepts_uuid", "accepts_cache_salt", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        # The default is a word, so that the environment's value arrives as one, too.
+        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
 
 class Settings(_Section):
     """Everything that can be set, as one immutable value."""
@@ -160,7 +166,8 @@ class Settings(_Section):
         for url in urls:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"{url!r} is not an http or https URL such as http://127.0.0.1:8001/v1")
+                # Not the value: it may hold a password.
+                raise ValueError("expected http or https URLs such as http://127.0.0.1:8001/v1")
         return tuple(url.rstrip("/") for url in urls)
 
     @model_validator(mode="after")
@@ -171,11 +178,20 @@ class Settings(_Section):
 
     @property
     def data_path(self) -> Path:
-        """Where the gateway keeps its files."""
-        if self.data_dir:
-            return Path(self.data_dir).expanduser()
-        home = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
-        return Path(home) / "stillframe"
+        """Where the gateway keeps its files.
+
+        Raises:
+            ConfigError: it lies in a home folder, and there is none.
+        """
+        try:
+            if self.data_dir:
+                return Path(self.data_dir).expanduser()
+            home = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
+            return Path(home) / "stillframe"
+        except RuntimeError as error:
+            raise ConfigError(
+                "settings", "data_dir", "there is no such home folder; give a whole path, such as /var/lib/stillframe"
+            ) from error
 
 
 def defaults() -> dict[str, Any]:
@@ -216,7 +232,7 @@ def load(
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), "", "cannot be read; check the path and that it is a text file") from error
     try:
@@ -225,7 +241,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(str(path), "", f"{place}is not valid YAML") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: a date that no calendar has.
         raise ConfigError(str(path), "", "is not valid YAML") from error
     if data is None:
         return {}
@@ -244,14 +261,22 @@ def _read_environment(environment: Mapping[str, str], known: Mapping[str, Any]) 
             raise ConfigError(f"environment variable {name}", "", f"there is no setting {path[0]!r}")
         try:
             # Values are YAML as in a file, so that lists and mappings can be given; plain text stays text.
-            value = text if isinstance(_lookup(known, path), str) else yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = text if _is_text(known, path) else yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"environment variable {name}", "", "is not valid YAML") from error
-        target = found
+        target: Any = found
         for part in path[:-1]:
-            target = target.setdefault(part, {})
+            target = target.setdefault(part, {}) if isinstance(target, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if not isinstance(target, dict) or path[-1] in target:
+            shorter = ENVIRONMENT_PREFIX + path[0].upper()
+            reason = f"is set beside {shorter} or another form of it; set the whole or its parts, not both"
+            raise ConfigError(f"environment variable {name}", ".".join(path), reason)
         target[path[-1]] = value
     return found
+
+
+def _is_text(known: Mapping[str, Any], path: list[str]) -> bool:
+    return isinstance(_lookup(known, path), str) or (len(path) == 3 and path[:2] == ["auth", "keys"])
 
 
 # Set by the gateway for its own child processes.
@@ -279,7 +304,7 @@ def _merge(
         path = (*at, str(key))
         if at not in _OPEN and key not in into:
             near = ", ".join(sorted(map(str, into)))
-            raise ConfigError(where, ".".join(path), f"there is no such setting; known here: {near}")
+            raise ConfigError(_named(where, path), ".".join(path), f"there is no such setting; known here: {near}")
         if isinstance(value, Mapping) and isinstance(into.get(key), dict) and at not in _OPEN:
             _merge(into[key], value, where, origin, path)  # pyright: ignore[reportUnknownArgumentType]
         else:
@@ -287,18 +312,28 @@ def _merge(
             origin[path] = where
 
 
+def _named(where: str, path: Sequence[str]) -> str:
+    """The layer, with the very variable or flag."""
+    if where == "environment":
+        return f"environment variable {ENVIRONMENT_PREFIX}{'__'.join(path).upper()}"
+    return f"flag --{path[0]}" if where == "flag" else where
+
+
 def _explain(error: ValidationError, origin: Mapping[tuple[str, ...], str]) -> ConfigError:
+    """The first fault, with the layer that brought it and its key."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = tuple(str(part) for part in first["loc"])
-    where = DEFAULTS
-    for length in range(len(path), 0, -1):
-        if path[:length] in origin:
-            where = origin[path[:length]]
-            break
-    else:
-        where = next(iter(origin.values()), DEFAULTS) if not path else where
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("model_type", "model_attributes_type"):
+        reason = "expected a mapping of settings"
+    setter = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in origin), None)
+    if setter is None:
+        # A rule of several keys: the latest layer that set one of those it speaks of.
+        told = [at for at in origin if at[: len(path)] == path and at[len(path) :] and at[-1] in reason]
+        setter = path = told[-1] if told else path
+    where = _named(origin[setter], setter) if setter in origin else DEFAULTS
     keys = [part for part in path if not part.startswith(("literal[", "function-"))]
-    return ConfigError(where, ".".join(keys), first["msg"].removeprefix("Value error, "))
+    return ConfigError(where, ".".join(keys), reason)
 
 
 def flat_keys(values: Mapping[str, Any] | None = None, at: str = "") -> list[str]:

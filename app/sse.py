@@ -12,62 +12,135 @@ from typing import Any, cast
 from pydantic_core import from_json, to_json
 
 from app.public import public_error
-from context.errors import EngineError
+from context.errors import EngineError, EngineProtocolError
 
 DONE = b"data: [DONE]\n\n"
+_DONE_MARK = b"[DONE]"
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
 class EventRelay:
-    """Relays one stream. `usage` holds the last usage that the engine reported; `failed` whether it said an error."""
+    """Relays one stream.
 
-    def __init__(self, *, include_usage: bool) -> None:
+    `usage` holds the last usage that the engine reported; `failed` whether it said an error or broke off; `done`
+    whether the end mark has come. All are set before the bytes that tell the client the same are given.
+    """
+
+    def __init__(self, *, include_usage: bool, max_event_bytes: int = _MAX_EVENT_BYTES) -> None:
         self._include_usage = include_usage
+        self._max_event_bytes = max_event_bytes
+        self._cut = _Events()
         self.usage: dict[str, Any] | None = None
         self.failed = False
+        self.done = False
 
     async def relay(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The client's bytes for the engine's bytes. An engine that breaks off ends in an error event."""
-        rest = b""
+        """The client's bytes for the engine's bytes. An engine that breaks off ends in an error event and the end
+        mark, so that every stream ends well-formed."""
         try:
             async for chunk in chunks:
-                data = rest + chunk.replace(b"\r\n", b"\n") if rest or b"\r" in chunk else chunk
-                end = data.rfind(b"\n\n") + 2
-                if end < 2:
-                    rest = data
-                    if len(rest) > _MAX_EVENT_BYTES:
-                        raise EngineError("The engine sent an event that is too long.")
-                    continue
-                whole, rest = data[:end], data[end:]
-                out = whole if b'"usage"' not in whole and b'"error"' not in whole else self._look_into(whole)
-                if out:
+                if (whole := self._cut.feed(chunk)) and (out := self._look_into(whole)):
                     yield out
-            if rest.strip():
-                yield self._look_into(rest + b"\n\n")
+                if self._cut.waiting_bytes > self._max_event_bytes:
+                    raise EngineProtocolError("The engine sent an event that is too long.")
+            if (whole := self._cut.finish()) and (out := self._look_into(whole)):
+                yield out
+            if not self.done and not self.failed:
+                raise EngineProtocolError("The engine broke off in the middle of its answer.")
         except EngineError as error:
+            if self.done:
+                # The answer is whole; what the engine does after its end mark is nothing to the client.
+                return
             self.failed = True
             yield b"data: " + to_json(error.body()) + b"\n\n" + DONE
+            return
+        if not self.done:
+            yield DONE
 
     def _look_into(self, events: bytes) -> bytes:
-        return b"".join(self._event(event + b"\n\n") for event in events.split(b"\n\n") if event)
+        if _DONE_MARK not in events and b'"usage"' not in events and b'"error"' not in events:
+            return events
+        return b"".join([self._event(event) for event in events.split(b"\n\n") if event])
 
     def _event(self, event: bytes) -> bytes:
-        if not event.startswith(b"data:") or (b'"usage"' not in event and b'"error"' not in event):
-            return event
-        try:
-            data: Any = from_json(event[5:].strip())
-        except ValueError:
-            return event
-        if not isinstance(data, dict):
-            return event
-        body = cast("dict[str, Any]", data)
+        """One event as it goes on: with its closing blank line, changed, or empty when it is left out."""
+        others, data = _fields(event)
+        if data.strip() == _DONE_MARK:
+            self.done = True
+        body = _object(data)
+        if body is None:
+            return event + b"\n\n"
         if body.get("error") is not None:
             self.failed = True
-            return b"data: " + to_json(public_error(body, 500)[1]) + b"\n\n"
+            return others + b"data: " + to_json(public_error(body, 500)[1]) + b"\n\n"
         if isinstance(usage := body.get("usage"), dict):
             self.usage = cast("dict[str, Any]", usage)
         if self._include_usage or "usage" not in body:
-            return event
+            return event + b"\n\n"
         if not body.get("choices") and body["usage"] is not None:
             return b""
-        return b"data: " + to_json({key: value for key, value in body.items() if key != "usage"}) + b"\n\n"
+        kept = {key: value for key, value in body.items() if key != "usage"}
+        return others + b"data: " + to_json(kept) + b"\n\n"
+
+
+class _Events:
+    """Cuts a stream into whole events, whatever the chunks are. Line ends become newlines."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        # A carriage return at a chunk's end may be half of a line end.
+        self._half_line_end: bool = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._rest)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """All events that are whole now."""
+        if self._half_line_end or b"\r" in chunk:
+            chunk = b"\r" + chunk if self._half_line_end else chunk
+            self._half_line_end = chunk.endswith(b"\r")
+            chunk = chunk.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if not self._rest:
+            end = chunk.rfind(b"\n\n") + 2
+            if end == len(chunk):
+                return chunk
+            whole = chunk[:end] if end > 1 else b""
+            self._rest += chunk[len(whole) :]
+            return whole
+        # What was searched before is not searched again: a long event may come in many small chunks.
+        start = max(0, len(self._rest) - 1)
+        self._rest += chunk
+        end = self._rest.rfind(b"\n\n", start) + 2
+        if end < 2:
+            return b""
+        whole = bytes(self._rest[:end])
+        del self._rest[:end]
+        return whole
+
+    def finish(self) -> bytes:
+        """What is left when the stream has ended, as an event."""
+        rest = bytes(self._rest) + (b"\n" if self._half_line_end else b"")
+        self._rest.clear()
+        return rest.rstrip(b"\n") + b"\n\n" if rest.strip() else b""
+
+
+def _fields(event: bytes) -> tuple[bytes, bytes]:
+    """An event's lines: those that are not data, each with its newline, and the data, joined as a client would."""
+    others, data = list[bytes](), list[bytes]()
+    for line in event.split(b"\n"):
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif line:
+            others.append(line + b"\n")
+    return b"".join(others), b"\n".join(data)
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    if b'"usage"' not in data and b'"error"' not in data:
+        return None
+    try:
+        value: Any = from_json(data)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isinf
 from typing import Any, cast
 
 from pydantic_core import from_json
@@ -23,6 +24,16 @@ TEXT_PARTS: Mapping[str, str] = {"text": "text", "input_text": "text", "output_t
 # What a client could use to reach another tenant's cache entries, or to make the same image another one.
 DROPPED_KEYS = frozenset(
     {"cache_salt", "mm_processor_kwargs", "media_io_kwargs", "kv_transfer_params", "ec_transfer_params", "request_id"}
+)
+# The same, in the one place where an engine takes extra arguments as they come.
+_DROPPED_EXTRAS = frozenset({"kv_transfer_params", "ec_transfer_params"})
+# An engine goes by a part's keys when they contradict its type: a text that brings these would be an image, of a
+# client's uuid or from any address, that nobody has looked at.
+# Source: vLLM 0.32, renderers/chat_utils.py::_parse_chat_message_content_mm_part.
+_MEDIA_KEYS = frozenset(
+    {"uuid", "input_audio"}
+    | {f"{kind}_{form}" for kind in ("image", "audio", "video") for form in ("url", "embeds", "pil")}
+    | {"prompt_embeds", "file"}
 )
 _POSITION = re.compile(r"line (\d+) column (\d+)")
 
@@ -88,6 +99,11 @@ def parse_chat(raw: bytes, *, default_model: str | None, max_images: int) -> Cha
     _check_type(body, "model", str, "a string")
     _check_type(body, "stream", bool, "true or false")
     _check_type(body, "stream_options", dict, "an object")
+    options = cast("dict[str, Any]", body.get("stream_options") or {})
+    _check_type(options, "include_usage", bool, "true or false", "stream_options.")
+    if isinstance(extras := body.get("vllm_xargs"), dict):
+        given = cast("dict[str, Any]", extras)
+        body["vllm_xargs"] = {key: value for key, value in given.items() if key not in _DROPPED_EXTRAS}
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(
@@ -102,7 +118,6 @@ def parse_chat(raw: bytes, *, default_model: str | None, max_images: int) -> Cha
             code="too_many_images",
             param=images[max_images].source.place,
         )
-    options = cast("dict[str, Any]", body.get("stream_options") or {})
     return ChatCall(body, images, bool(body.get("stream")), bool(options.get("include_usage")))
 
 
@@ -113,19 +128,36 @@ def parse_json(raw: bytes) -> Any:
         RequestError: the bytes are not JSON; says where.
     """
     try:
-        return from_json(raw, allow_inf_nan=False)
+        value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         found = _POSITION.search(str(error))
         where = f" at line {found.group(1)}, column {found.group(2)}" if found else ""
         raise RequestError(
             f"The body is not valid JSON{where}. Send UTF-8 JSON without lone surrogates or NaN.", code="invalid_json"
         ) from None
+    if _has_infinity(value):
+        raise RequestError("The body holds a number that is too large, such as 1e999.", code="invalid_json")
+    return value
 
 
-def _check_type(body: Mapping[str, Any], key: str, kind: type, words: str) -> None:
+def _has_infinity(value: Any) -> bool:
+    """Whether a number overflowed: it could not be written as JSON again."""
+    stack = [value]
+    while stack:
+        found = stack.pop()
+        if isinstance(found, dict):
+            stack += cast("dict[str, Any]", found).values()
+        elif isinstance(found, list):
+            stack += cast("list[Any]", found)
+        elif isinstance(found, float) and isinf(found):
+            return True
+    return False
+
+
+def _check_type(body: Mapping[str, Any], key: str, kind: type, words: str, at: str = "") -> None:
     value = body.get(key)
     if value is not None and not isinstance(value, kind):
-        raise RequestError(f"{key} must be {words}.", code="invalid_type", param=key)
+        raise RequestError(f"{at}{key} must be {words}.", code="invalid_type", param=at + key)
 
 
 def _find_images(messages: list[dict[str, Any]]) -> Iterator[FoundImage]:
@@ -179,4 +211,6 @@ def _text_part(part: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
         )
     if not isinstance(part.get(name), str):
         raise RequestError(f"{place}.{name} must be a string.", code="invalid_content_part", param=f"{place}.{name}")
-    return part if kind == name else {**part, "type": name}
+    if kind == name and not _MEDIA_KEYS & part.keys():
+        return part
+    return {key: value for key, value in part.items() if key not in _MEDIA_KEYS} | {"type": name}

@@ -3,8 +3,8 @@
 Three engines implement it, and one contract suite (`tests/contract/`) runs on all of them:
 
     engine/vllm/    vLLM's own OpenAI server embedded in this process
-    engine/remote.py   any OpenAI-compatible upstream
-    engine/fake.py  deterministic and block-accurate, without a model
+    engine/remote/  any OpenAI-compatible upstream
+    engine/fake/    deterministic and block-accurate, without a model
 
 An engine is started once, answers many chats at a time from one event loop, and is stopped once.
 """

@@ -44,6 +44,9 @@ class EncoderLog:
             async with asyncio.timeout(timeout_seconds):
                 await counts.done.wait()
         except TimeoutError:
+            if self._counts.get(request_id) == EncoderCounts(done=counts.done):
+                # Nothing is known of it; a guessed id must not push out what is.
+                del self._counts[request_id]
             return None
         return counts
 

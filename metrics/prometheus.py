@@ -1,4 +1,4 @@
-"""The gateway's own Prometheus metrics. Each stands here once; docs/metrics.md explains them, and a test compares."""
+"""The gateway's own Prometheus metrics, made from the catalogue."""
 
 from __future__ import annotations
 
@@ -9,64 +9,62 @@ from typing import Literal
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from context.images.stats import ImageStats
+from metrics.catalogue import CATALOGUE
 from metrics.usage import Usage
 
 Outcome = Literal["completed", "aborted", "failed", "refused"]
 
 # Set before prometheus_client is imported, it makes the worker processes share their figures through files.
 WORKERS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
 class GatewayMetrics:
     """All metrics of one gateway process, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "stillframe_requests", "Chat requests by outcome.", ["outcome", "stream"], registry=registry
-        )
-        self.prompt_tokens = Counter(
-            "stillframe_prompt_tokens", "Prompt tokens by disposition.", ["disposition"], registry=registry
-        )
-        self.visual_tokens = Counter("stillframe_visual_tokens", "Prompt tokens of images.", registry=registry)
-        self.completion_tokens = Counter("stillframe_completion_tokens", "Generated tokens.", registry=registry)
-        self.unreported = Counter(
-            "stillframe_unreported_requests", "Completed requests without reported cache figures.", registry=registry
-        )
-        self.images = Counter("stillframe_images", "Image parts by what was known.", ["known"], registry=registry)
-        self.image_bytes = Counter(
-            "stillframe_sent_image_bytes", "Image payload sent to the engine.", registry=registry
-        )
-        self.image_misses = Counter(
-            "stillframe_image_misses", "Images sent again because the engine did not hold them.", registry=registry
-        )
-        self.encoder_images = Counter(
-            "stillframe_encoder_images", "Images by what the encoder cache did.", ["event"], registry=registry
-        )
-        self.first_byte_seconds = Histogram(
-            "stillframe_first_byte_seconds", "Request to first byte of the answer.", registry=registry, buckets=_SECONDS
-        )
-        self.total_seconds = Histogram(
-            "stillframe_total_seconds", "Request to end of the answer.", registry=registry, buckets=_SECONDS
-        )
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("stillframe_requests")
+        self.prompt_tokens = self._counter("stillframe_prompt_tokens")
+        self.visual_tokens = self._counter("stillframe_visual_tokens")
+        self.completion_tokens = self._counter("stillframe_completion_tokens")
+        self.unreported = self._counter("stillframe_unreported_requests")
+        self.image_lookups = self._counter("stillframe_image_lookups")
+        self.image_fetches = self._counter("stillframe_image_fetches")
+        self.image_bytes = self._counter("stillframe_sent_image_bytes")
+        self.image_misses = self._counter("stillframe_image_misses")
+        self.encoder_images = self._counter("stillframe_encoder_images")
+        self.first_byte_seconds = self._histogram("stillframe_first_byte_seconds")
+        self.total_seconds = self._histogram("stillframe_total_seconds")
+        self.loop_lag = self._histogram("stillframe_event_loop_lag_seconds")
         self.running_now = 0
-        self._running = Gauge(
-            "stillframe_running_requests", "Chat requests in progress.", registry=registry, multiprocess_mode="livesum"
-        )
-        self._ready = Gauge(
-            "stillframe_engine_ready", "1 when the engine is ready.", registry=registry, multiprocess_mode="livemin"
-        )
-        self.loop_lag = Histogram(
-            "stillframe_event_loop_lag_seconds",
-            "How late the event loop wakes.",
-            registry=registry,
-            buckets=_LAG_SECONDS,
-        )
-        self._tasks = Gauge(
-            "stillframe_asyncio_tasks", "Tasks on the event loop.", registry=registry, multiprocess_mode="livesum"
-        )
+        self._running = self._gauge("stillframe_running_requests", "livesum")
+        self._ready = self._gauge("stillframe_engine_ready", "livemin")
+        self._tasks = self._gauge("stillframe_asyncio_tasks", "livesum")
+        self._image_stats = ImageStats()
+
+    def _counter(self, name: str) -> Counter:
+        entry = CATALOGUE[name]
+        return Counter(name, entry.meaning, tuple(entry.labels), registry=self.registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        entry = CATALOGUE[name]
+        return Histogram(name, entry.meaning, tuple(entry.labels), registry=self.registry, buckets=entry.buckets)
+
+    def _gauge(self, name: str, across_workers: Literal["livesum", "livemin"]) -> Gauge:
+        return Gauge(name, CATALOGUE[name].meaning, registry=self.registry, multiprocess_mode=across_workers)
+
+    def count_images(self, stats: ImageStats) -> None:
+        """Count what the image service did since the last call."""
+        before, self._image_stats = self._image_stats, stats
+        for result, counted in (
+            ("text", stats.wire_hits - before.wire_hits),
+            ("bytes", stats.byte_hits - before.byte_hits),
+            ("snapshot", stats.snapshot_hits - before.snapshot_hits),
+            ("decoded", stats.decodes - before.decodes),
+        ):
+            self.image_lookups.labels(result).inc(counted)
+        self.image_fetches.inc(stats.fetches - before.fetches)
 
     def count_usage(self, usage: Usage) -> None:
         """Count a completed turn's tokens; what was not reported is not counted as 0."""

@@ -14,8 +14,9 @@ from typing import Any, cast
 class Usage:
     """Tokens of one turn. `None` means that the engine did not report it.
 
-    `prompt_tokens = read_tokens + write_tokens + uncached_tokens` whenever `read_tokens` is known. `write_derived`
-    says that the engine did not report the write figure: all that was not read is counted as written.
+    `prompt_tokens = read_tokens + write_tokens + uncached_tokens` whenever `read_tokens` is known; a read figure above
+    the prompt's is none. `write_derived` says that the engine did not report a write figure that can be: all that was
+    not read is counted as written.
     """
 
     prompt_tokens: int | None = None
@@ -36,9 +37,12 @@ def read_usage(usage: Mapping[str, Any] | None) -> Usage:
     write = _count(details.get("created_cache_tokens"))
     uncached: int | None = None
     derived = False
-    if prompt is not None and read is not None:
-        derived = write is None
-        write = prompt - read if write is None else write
+    if prompt is not None and read is not None and read > prompt:
+        # Figures that contradict each other are as good as none.
+        read = write = None
+    elif prompt is not None and read is not None:
+        derived = write is None or write > prompt - read
+        write = prompt - read if derived or write is None else write
         uncached = prompt - read - write
     return Usage(
         prompt_tokens=prompt,

@@ -131,6 +131,9 @@ def _write_weights(folder: Path, shape: CheckpointShape) -> None:
 
     torchvision_ops.declare_missing()
     from tokenizers import Tokenizer
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -44,6 +45,7 @@ _OWN_HEADERS = frozenset(
         "upgrade",
     )
 )
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _RESETS = ("reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache")
 
 Open = Callable[[Upstream], AbstractAsyncContextManager[EngineReply]]
@@ -216,7 +218,7 @@ class RemoteEngine:
         elif authorization is not None:
             sent["authorization"] = authorization
         for name, value in sent.items():
-            if any(character < " " and character != "\t" for character in value):
+            if _CONTROL.search(value):
                 raise RequestError(f"The header {name} holds a control character.", code="invalid_header")
         return sent
 
@@ -228,7 +230,7 @@ def _open(
     assert upstream.findings is not None
 
     def send(segments: Sequence[bytes]) -> AbstractAsyncContextManager[EngineReply]:
-        return upstream.transport.send("POST", upstream.url("v1/chat/completions"), headers=headers, body=segments)
+        return upstream.transport.send("POST", upstream.chat_url, headers=headers, body=segments)
 
     return open_chat(
         request,

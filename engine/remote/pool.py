@@ -26,6 +26,7 @@ class Upstream:
     def __init__(self, number: int, url: str, settings: RemoteSettings) -> None:
         self.number = number
         self.base = base_url(url)
+        self.chat_url = self.url("v1/chat/completions")
         self.holdings = Holdings()
         self.findings: Findings | None = None
         self.reason = "not asked yet"

@@ -18,6 +18,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -123,6 +124,10 @@ class VllmEngine:
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[EventBatch]]:
         return self._hub.listen()
 
+    def running(self) -> int:
+        """Requests that the engine works on."""
+        return 0 if self._client is None else int(self._client.output_processor.get_num_unfinished_requests())
+
     def _require_ready(self) -> None:
         health = self.health()
         if not health.ready:
@@ -225,6 +230,10 @@ def set_environment(settings: VllmSettings) -> None:
         # Its workers do not end by themselves on CPU; the default makes every stop five seconds longer.
         "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
     }
+    if settings.log_level in ("WARNING", "ERROR"):
+        # Progress bars and warnings of the libraries below vLLM, which nobody who runs a gateway can act on.
+        values |= {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        warnings.filterwarnings("ignore", module=r"vllm\.|torch\.|transformers\.")
     if settings.offline:
         values |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     for name, value in values.items():

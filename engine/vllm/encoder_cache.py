@@ -93,7 +93,9 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
     def free(self, request: Any) -> None:
         super().free(request)
         self._reported.pop(request.request_id, None)
-        self._send("done", gateway_request_id(request.request_id), "", 0)
+        # A request that is preempted or not admitted lets go of its features too, and comes back.
+        if request.is_finished():
+            self._send("done", gateway_request_id(request.request_id), "", 0)
 
     def reset(self) -> None:
         super().reset()

@@ -34,7 +34,7 @@ class VllmSettings:
     stop_timeout_seconds: float = 10.0
     restart_on_crash: bool = True
     max_restarts: int = 5
-    log_level: str = "WARNING"
+    log_level: str = "ERROR"
 
 
 # What makes the engine tell what its caches did. A user's own value for one of these wins, except for the last three:
@@ -45,6 +45,7 @@ _DEFAULTS: dict[str, Any] = {
     "disable-uvicorn-access-log": True,
     "disable-fastapi-docs": True,
     "generation-config": "vllm",
+    "use-tqdm-on-load": False,
 }
 _REQUIRED = ("enable-prompt-tokens-details", "kv-events-config", "ec-manager-config")
 

@@ -52,13 +52,18 @@ class Connection(asyncio.Protocol):
         self._body, self._first_byte = [], 0.0
         self._waiter = asyncio.get_running_loop().create_future()
         self._began = time.perf_counter()
-        if self._transport.is_closing():
+        if self.closed:
             raise BenchError("A server closed a connection that was at rest.")
         self._transport.write(request)
         try:
             return await self._waiter
         finally:
             self._waiter = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether either side has closed it."""
+        return self._transport is None or self._transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         if not self._first_byte:
@@ -119,26 +124,29 @@ async def one_after_another(connection: Connection, request: bytes, count: int) 
     return [expect_ok(await connection.send(request)).total_seconds for _ in range(count)]
 
 
-async def at_a_time(port: int, clients: int, count: int, make: Callable[[int], bytes]) -> float:
+async def at_a_time(port: int, clients: int, count: int, make: Callable[[int], Awaitable[bytes]]) -> float:
     """Send `count` requests, `clients` at a time; gives the seconds that all of them took. `make` gives the nth one.
 
     Raises:
         BenchError: one was not answered with 200.
     """
-    connections = [await connect(port) for _ in range(clients)]
     numbers = iter(range(count))
 
     async def client(connection: Connection) -> None:
-        for number in numbers:
-            expect_ok(await connection.send(make(number)))
-
-    try:
-        began = time.perf_counter()
-        await all_of([client(connection) for connection in connections])
-        return time.perf_counter() - began
-    finally:
-        for connection in connections:
+        try:
+            for number in numbers:
+                request = await make(number)
+                if connection.closed:
+                    # A server may close a connection that rests while a request is being made.
+                    connection = await connect(port)
+                expect_ok(await connection.send(request))
+        finally:
             connection.leave()
+
+    connections = [await connect(port) for _ in range(clients)]
+    began = time.perf_counter()
+    await all_of([client(connection) for connection in connections])
+    return time.perf_counter() - began
 
 
 async def all_of(work: Sequence[Awaitable[None]]) -> None:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from metrics.bench import bodies, stages
 from metrics.bench.config import BenchConfig
 from metrics.bench.processes import Server, serving
-from metrics.bench.result import BenchResult, Row, Spread, added_latency_rows
+from metrics.bench.result import BY_UUID, SEEN, SMALL, BenchResult, Row, Spread, added_latency_rows
 
 _MIB = 1024 * 1024
 # Long enough that clients can leave in the middle: about 50 ms an answer.
@@ -66,17 +66,17 @@ class _Run:
         config = self._config
         model = await stages.first_model(engine)
         small = bodies.chat(model, "hello")
-        seen = bodies.chat(model, "what is this?", bodies.noise_png(_MIB, config.seed))
+        picture = bodies.noise_png(_MIB, config.seed)
+        seen = bodies.chat(model, "what is this?", picture)
         async with self._relay(engine) as relay, self._gateway(engine) as gateway:
             servers = {"direct": engine, "relay": relay, "gateway": gateway}
             with_bar = self._bar("latency, small body", config.rounds)
-            latency = {
-                "small body": await stages.latency(servers, small, config.small_requests, config.rounds, with_bar)
-            }
+            targets = {name: (server, small) for name, server in servers.items()}
+            latency = {SMALL: await stages.latency(targets, config.small_requests, config.rounds, with_bar)}
             with_bar = self._bar("latency, 1 MB image", config.rounds)
-            latency["1 MB image seen before"] = await stages.latency(
-                servers, seen, config.image_requests, config.rounds, with_bar
-            )
+            targets = {name: (server, seen) for name, server in servers.items()}
+            targets[BY_UUID] = (engine, await stages.named_image(engine, model, picture))
+            latency[SEEN] = await stages.latency(targets, config.image_requests, config.rounds, with_bar)
             with_bar = self._bar("throughput", config.rounds)
             speeds = await stages.throughput(
                 servers, small, config.throughput_requests, config.clients, config.rounds, with_bar

@@ -30,6 +30,7 @@ from metrics.bench.result import Spread
 LAG = "stillframe_event_loop_lag_seconds"
 TASKS = "stillframe_asyncio_tasks"
 _WARM_UP = 3
+_UUID = "stillframe-bench"
 _LONGEST_STAY_SECONDS = 0.12
 
 Tick = Callable[[], None]
@@ -45,16 +46,16 @@ class Leaks:
 
 
 async def latency(
-    servers: Mapping[str, Server], request: bytes, count: int, rounds: int, tick: Tick
+    targets: Mapping[str, tuple[Server, bytes]], count: int, rounds: int, tick: Tick
 ) -> dict[str, Spread]:
-    """Send `request` to each server in turn, `count` times a round, one at a time."""
-    samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in servers}
+    """Send each target its request in turn, `count` times a round, one at a time."""
+    samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in targets}
     for number in range(rounds):
         # The order changes, so that what one leaves behind (a cache, a clock rate) does not always meet the same one.
-        names = list(servers)
+        names = list(targets)
         names = names[number % len(names) :] + names[: number % len(names)]
         for name in names:
-            samples[name].append(await _round(servers[name], request, count))
+            samples[name].append(await _round(*targets[name], count))
         tick()
     return {
         name: Spread(*(statistics.median(each) for each in zip(*taken, strict=True))) for name, taken in samples.items()
@@ -73,15 +74,29 @@ async def _round(server: Server, request: bytes, count: int) -> tuple[float, flo
     return quantile(seconds, 0.5), quantile(seconds, 0.99), used / count
 
 
+async def named_image(engine: Server, model: str, picture: bytes) -> bytes:
+    """A request that names an image by its uuid alone, after the engine was given its bytes."""
+    connection = await connect(engine.port)
+    try:
+        expect_ok(await connection.send(bodies.chat(model, "what is this?", picture, uuid=_UUID)))
+    finally:
+        connection.leave()
+    return bodies.chat(model, "what is this?", b"", uuid=_UUID)
+
+
 async def throughput(
     servers: Mapping[str, Server], request: bytes, count: int, clients: int, rounds: int, tick: Tick
 ) -> dict[str, list[float]]:
     """Requests a second of each server, by round."""
     taken: dict[str, list[float]] = {name: [] for name in servers}
+
+    async def same(_: int) -> bytes:
+        return request
+
     for number in range(rounds):
         names = list(servers)[:: 1 if number % 2 == 0 else -1]
         for name in names:
-            taken[name].append(count / await at_a_time(servers[name].port, clients, count, lambda _: request))
+            taken[name].append(count / await at_a_time(servers[name].port, clients, count, same))
         tick()
     return taken
 
@@ -91,7 +106,7 @@ async def loop_lag(gateway: Server, model: str, config: BenchConfig, tick: Tick)
     pictures = await asyncio.to_thread(bodies.large_pictures, config.large_images, config.seed)
     before = exposition.buckets(await metrics_of(gateway), LAG)
 
-    def make(number: int) -> bytes:
+    async def make(number: int) -> bytes:
         tick()
         return bodies.chat(model, f"picture {number}", pictures[number])
 
@@ -105,20 +120,20 @@ async def peak_memory(gateway: Server, model: str, config: BenchConfig, tick: Ti
     # Base64 makes four bytes of three.
     image_bytes = config.memory_body_bytes * 3 // 4
 
-    def make(number: int) -> bytes:
-        tick()
+    def build(number: int) -> bytes:
         return bodies.chat(model, f"picture {number}", bodies.noise_png(image_bytes, config.seed + number))
 
-    # The first of each client are made beforehand, so that they arrive together.
-    first = [make(number) for number in range(min(config.clients, config.memory_requests))]
+    # The first one of each client is made beforehand, so that they arrive together.
+    first = [build(number) for number in range(min(config.clients, config.memory_requests))]
 
-    def prepared(number: int) -> bytes:
+    async def make(number: int) -> bytes:
+        tick()
         if number < len(first):
             body, first[number] = first[number], b""
             return body
-        return make(number)
+        return await asyncio.to_thread(build, number)
 
-    await at_a_time(gateway.port, config.clients, config.memory_requests, prepared)
+    await at_a_time(gateway.port, config.clients, config.memory_requests, make)
     return gateway.peak_memory_bytes()
 
 

@@ -197,12 +197,19 @@ async def encoder_events(batches: AsyncIterator[EventBatch], request_id: str) ->
     raise AssertionError("the subscription ended before the request's last encoder event")
 
 
-async def stored_tokens(batches: AsyncIterator[EventBatch], count: int) -> list[BlockStored]:
-    """Block events until they cover `count` tokens."""
+async def stored_tokens(batches: AsyncIterator[EventBatch], salt: str, count: int) -> list[BlockStored]:
+    """Block events of the prompt with that salt, until they cover `count` tokens. Others may be in between."""
     found: list[BlockStored] = []
+    chain: set[bytes | int] = set()
     async with asyncio.timeout(20):
         async for batch in batches:
-            found += [event for event in batch.events if isinstance(event, BlockStored)]
+            for event in batch.events:
+                if not isinstance(event, BlockStored):
+                    continue
+                first = event.parent_block_hash is None and salt in (event.extra_keys[0] or ())
+                if first or event.parent_block_hash in chain:
+                    found.append(event)
+                    chain.update(event.block_hashes)
             if sum(len(event.token_ids) for event in found) >= count:
                 return found
     raise AssertionError(f"the subscription ended before {count} tokens were stored")

@@ -249,7 +249,7 @@ class EngineSuite:
         picture = Picture(name)
         async with engine.events() as batches:
             answered = await ask(engine, case, [user(words(80), picture)], salt=name)
-            stored = await stored_tokens(batches, answered.write_tokens)
+            stored = await stored_tokens(batches, name, answered.write_tokens)
         hashes = [block for event in stored for block in event.block_hashes]
         tokens = sum(len(event.token_ids) for event in stored)
         assert stored[0].parent_block_hash is None

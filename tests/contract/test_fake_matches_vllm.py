@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from engine.base import Engine
 from engine.fake import FakeConfig, FakeEngine
@@ -55,8 +56,8 @@ async def _nothing_runs(_: Engine) -> int:
     return 0
 
 
-@pytest.fixture
-async def fake(demo_checkpoint: Path) -> AsyncIterator[FakeEngine]:
+@pytest_asyncio.fixture(loop_scope="session")
+async def fake(demo_checkpoint: Path) -> AsyncGenerator[FakeEngine]:
     """A started fake engine on the checkpoint."""
     engine = FakeEngine(fake_config(demo_checkpoint))
     await engine.start()
@@ -65,6 +66,7 @@ async def fake(demo_checkpoint: Path) -> AsyncIterator[FakeEngine]:
 
 
 @pytest.mark.vllm
+@pytest.mark.asyncio(loop_scope="session")
 async def test_every_figure_is_the_same(fake: FakeEngine, vllm_engine: Engine) -> None:
     case = EngineCase(lambda: fake, "demo", _nothing_runs, block_tokens=BLOCK_TOKENS)
     assert await differences(fake, case, vllm_engine, case) == []

@@ -169,9 +169,12 @@ class TestTheWire:
             await exchange.answer(200, b"{}", {"Set-Cookie": "a=b; Path=/"})
             return True
 
-        async with scripted(baker) as upstream, _started(upstream) as engine:
-            await _ask(engine)
-            await _ask(engine)
+        async with scripted(baker) as upstream:
+            # By name: no jar keeps cookies of a bare address.
+            upstream.url = upstream.url.replace("127.0.0.1", "localhost")
+            async with _started(upstream) as engine:
+                await _ask(engine)
+                await _ask(engine)
         assert [("cookie" in request.headers, request.connection) for request in upstream.chats] == [(False, 0)] * 2
 
     async def test_forward_goes_to_the_server_root(self) -> None:
@@ -526,6 +529,48 @@ class TestBeingDown:
             await eventually(_is_ready(engine))
             assert (await _ask(engine))[0] == 200
         await engine.stop()
+
+    async def test_one_that_comes_back_holds_no_image(self) -> None:
+        port = free_port()
+        async with AsyncExitStack() as stack:
+            upstream = await stack.enter_async_context(scripted(fine, port))
+            async with _started(upstream, accepts_uuid=True) as engine:
+                assert await self._sent(engine) > 0
+                assert await self._sent(engine) == 0
+                await stack.aclose()
+                await eventually(_no_connection(upstream.url))
+                with pytest.raises(EngineUnavailable):
+                    await _ask(engine)
+                assert engine.health().state == "crashed"
+                async with scripted(fine, port):
+                    await eventually(_is_ready(engine))
+                    assert await self._sent(engine) > 0
+
+    async def _sent(self, engine: RemoteEngine) -> int:
+        async with engine.chat(_request(Picture("u"))) as reply:
+            await reply.read()
+            return reply.sent_image_bytes
+
+    async def test_a_death_in_the_middle_is_found_out_at_once(self) -> None:
+        with served_fake(FakeConfig(decode_seconds_per_token=0.005)) as fake:
+            engine = RemoteEngine(RemoteSettings((fake.url,), cooling_seconds=0.01))
+            await engine.start()
+            body = {"model": "stillframe-fake", "messages": [user("hi")], "stream": True, "max_tokens": 3000}
+
+            async def dies_while_answering() -> None:
+                async with engine.chat(ChatRequest("r", body | {"ignore_eos": True}, "s")) as reply:
+                    await anext(aiter(reply.chunks))
+                    fake.die()
+                    await reply.read()
+
+            with pytest.raises(EngineProtocolError):
+                await dies_while_answering()
+
+            async def down() -> bool:
+                return engine.health().state == "crashed"
+
+            await eventually(down)
+            await engine.stop()
 
     async def test_resets_need_an_upstream_that_can(self) -> None:
         async def no_such(request: Received, exchange: Exchange) -> bool:

@@ -92,12 +92,14 @@ class TestVerdicts:
             "direct": Spread(0.010, 0.020, 0.0),
             "relay": Spread(0.012, 0.022, 0.0),
             "gateway": Spread(0.0125, 0.021, 0.0),
+            "direct by uuid": Spread(0.0005, 0.001, 0.0),
         }
         rows = {row.measure: row for row in added_latency_rows({"1 MB image seen before": spreads})}
         assert rows["1 MB image seen before: added at p50"].value == pytest.approx(2.5)
         assert rows["1 MB image seen before: added at p99"].value == pytest.approx(1.0)
         ratio = rows["1 MB image seen before: added at p50, against the relay"]
         assert (ratio.value, ratio.verdict) == (pytest.approx(1.25), "pass")
+        assert rows["1 MB image seen before: p50 over a direct call by uuid"].value == pytest.approx(12.0)
 
     def test_no_ratio_to_a_relay_within_the_noise(self) -> None:
         spreads = {"direct": Spread(2, 2, 0), "relay": Spread(1, 1, 0), "gateway": Spread(3, 3, 0)}
@@ -162,7 +164,10 @@ async def test_a_whole_run_with_a_relay_as_the_gateway() -> None:
     shown = json.loads(json.dumps(result.to_json()))
     rows = {row["measure"]: row for row in shown["rows"]}
     assert set(shown["latency"]) == {"small body", "1 MB image seen before"}
-    assert all(set(each) == {"direct", "relay", "gateway"} for each in shown["latency"].values())
+    assert {"direct", "relay", "gateway"} == set(shown["latency"]["small body"])
+    spreads = shown["latency"]["1 MB image seen before"]
+    # A megabyte costs, and by its uuid it does not travel.
+    assert spreads["direct by uuid"]["p50_seconds"] < spreads["direct"]["p50_seconds"] < spreads["relay"]["p50_seconds"]
     assert rows["requests left in the engine"]["value"] == 0
     assert rows["sockets and files leaked"]["value"] == 0
     assert 20 < rows["peak memory, 4 clients with 5 MB bodies"]["value"] < 400
