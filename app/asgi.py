@@ -41,11 +41,13 @@ class ClientLeft(Exception):
 class BodyBudget:
     """Bounds the bytes of request bodies that are in memory at one time; who does not fit waits, first come first.
 
-    A body counts from before its first byte is read until it has been turned into a transcript.
+    A body counts from before its first byte is read until it has been turned into a transcript. Bodies of up to
+    `small_bytes` do not count: a text must not wait behind a slow upload, and many of them are still little.
     """
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self, total_bytes: int, small_bytes: int = 0) -> None:
         self._free = self._total = total_bytes
+        self._small = small_bytes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
@@ -59,29 +61,44 @@ class BodyBudget:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def hold(self, size_bytes: int) -> AsyncGenerator[None]:
-        """Hold `size_bytes`, at most the whole budget."""
-        size = min(size_bytes, self._total)
-        if self._waiting or size > self._free:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((size, turn))
+    async def hold(self, size_bytes: int, timeout_seconds: float | None = None) -> AsyncGenerator[None]:
+        """Hold `size_bytes`, at most the whole budget.
+
+        Raises:
+            RequestError: (429) its turn did not come in time.
+        """
+        size = 0 if size_bytes <= self._small else min(size_bytes, self._total)
+        if size and (self._waiting or size > self._free):
             try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.cancelled():
-                    # Still in the queue, unless `_admit` came by meanwhile and passed over it.
-                    with contextlib.suppress(ValueError):
-                        self._waiting.remove((size, turn))
-                    self._admit()
-                else:
-                    self._release(size)
-                raise
+                async with asyncio.timeout(timeout_seconds):
+                    await self._wait(size)
+            except TimeoutError:
+                raise RequestError(
+                    "Too many large requests are being received. Try again soon, or raise server.inflight_body_bytes.",
+                    code="too_many_requests",
+                    status=429,
+                ) from None
         else:
             self._free -= size
         try:
             yield
         finally:
             self._release(size)
+
+    async def _wait(self, size: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                # Still in the queue, unless `_admit` came by meanwhile and passed over it.
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove((size, turn))
+                self._admit()
+            else:
+                self._release(size)
+            raise
 
     def _release(self, size: int) -> None:
         self._free += size
@@ -172,36 +189,37 @@ async def read_body(receive: Receive, *, limit_bytes: int, timeout_seconds: floa
         ) from error
 
 
-@asynccontextmanager
-async def cancelled_when_client_leaves(receive: Receive) -> AsyncGenerator[None]:
+class cancelled_when_client_leaves:
     """Cancel what runs inside as soon as the client closes its connection. The body must have been read.
 
     Raises:
         ClientLeft: it did.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    left = False
 
-    async def watch() -> None:
-        nonlocal left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left = True
-        task.cancel()
+    __slots__ = ("_left", "_receive", "_task", "_watcher")
 
-    watcher = asyncio.create_task(watch(), name="stillframe-disconnect")
-    try:
-        try:
-            yield
-        finally:
-            watcher.cancel()
-            # Not `await watcher`: its cancellation could not be told from ours, which may come at this very moment.
-            await asyncio.wait((watcher,))
-    except asyncio.CancelledError:
-        if left and task.uncancel() == 0:
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._left = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch(), name="stillframe-disconnect")
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        # Once it is told to end it cannot cancel us any more, so there is no need to wait until it has.
+        self._watcher.cancel()
+        # Cancelled from elsewhere too: that goes first.
+        if self._left and self._task.uncancel() == 0 and kind in (None, asyncio.CancelledError):
             raise ClientLeft from None
-        raise
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left = True
+        self._task.cancel()
 
 
 async def respond(send: Send, status: int, body: bytes, headers: Headers = (JSON,)) -> None:

@@ -76,7 +76,7 @@ class Turn:
     def close(self) -> None:
         """Record the turn, once."""
         metrics, outcome = self.gateway.metrics, self.outcome or "failed"
-        metrics.requests.labels(outcome, str(self.stream).lower()).inc()
+        metrics.count_request(outcome, stream=self.stream)
         metrics.total_seconds.observe(time.perf_counter() - self.began)
         if self.first_byte is not None:
             metrics.first_byte_seconds.observe(self.first_byte - self.began)
@@ -117,7 +117,7 @@ async def _receive(
     """Read, check and resolve a request. The client's bytes are let go before the engine is asked."""
     gateway, limits = turn.gateway, turn.gateway.settings.server
     length = asgi.declared_length(scope, limits.max_body_bytes)
-    async with gateway.budget.hold(length):
+    async with gateway.budget.hold(length, limits.body_timeout_seconds):
         raw = await asgi.read_body(
             receive, limit_bytes=limits.max_body_bytes, timeout_seconds=limits.body_timeout_seconds
         )
@@ -129,8 +129,10 @@ async def _receive(
         )
         del raw
         turn.stream, turn.include_usage = call.stream, call.include_usage
-        async with asgi.cancelled_when_client_leaves(receive):
-            images = await _resolve(gateway, tenant, call)
+        images: dict[tuple[int, int], EngineImage] = {}
+        if call.images:
+            async with asgi.cancelled_when_client_leaves(receive):
+                images = await _resolve(gateway, tenant, call)
         body = call.with_images(images)
     own_key = gateway.settings.upstreams.api_key or gateway.settings.auth.keys
     return ChatRequest(
@@ -144,8 +146,6 @@ async def _receive(
 
 async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tuple[int, int], EngineImage]:
     """Every image part by content. Images that are fetched are fetched side by side, the others go one by one."""
-    if not call.images:
-        return {}
     places = history.places(tenant, call)
 
     async def one(found: FoundImage) -> tuple[tuple[int, int], EngineImage]:

@@ -18,7 +18,7 @@ def settings_page() -> str:
     rows = [
         "# Settings",
         "",
-        "Order: `configs/default.yaml`, then `--config FILE` (or `STILLFRAME_CONFIG`), then the environment, then flags.",
+        "Order: `configs/default.yaml`, `--config FILE` (or `STILLFRAME_CONFIG`), environment, flags; the last wins.",
         "A wrong value stops the start and names its place. Values in the environment are YAML.",
         "",
         "| setting | default | environment | meaning |",

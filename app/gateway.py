@@ -22,6 +22,7 @@ from metrics.prometheus import GatewayMetrics
 
 _log = logging.getLogger(__name__)
 _LAG_EVERY_SECONDS = 0.05
+_SMALL_BODY_BYTES = 64 * 1024
 
 
 class Gateway:
@@ -35,7 +36,7 @@ class Gateway:
         self.engine = engine
         self.metrics = GatewayMetrics()
         self.encoder_log = EncoderLog(self.metrics)
-        self.budget = BodyBudget(settings.server.inflight_body_bytes)
+        self.budget = BodyBudget(settings.server.inflight_body_bytes, _SMALL_BODY_BYTES)
         data = settings.data_path
         self._tenancy = Tenancy(load_secret(data))
         # By digest: how long a look-up takes says nothing about the keys.
@@ -116,10 +117,11 @@ class Gateway:
         except (EngineError, ConfigError) as error:
             self.engine_failure = error
             _log.error("engine: %s", error)
-            return
-        _log.info("engine ready after %.0f s", time.monotonic() - started)
-        # Not before: an engine that is not started has nothing to subscribe to.
-        await self.encoder_log.follow(self.engine)
+        else:
+            _log.info("engine ready after %.0f s", time.monotonic() - started)
+        # Not before: an engine that is not started may have nothing to subscribe to.
+        with suppress(EngineError):
+            await self.encoder_log.follow(self.engine)
 
     async def _stop_engine(self) -> None:
         with suppress(EngineError):

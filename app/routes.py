@@ -70,7 +70,8 @@ async def engine(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, sen
     """Straight to the engine's own HTTP surface, for the administrator: nothing is canonicalized or recorded."""
     _require_admin(gateway, scope)
     limits = gateway.settings.server
-    async with gateway.budget.hold(asgi.declared_length(scope, limits.max_body_bytes)):
+    length = asgi.declared_length(scope, limits.max_body_bytes)
+    async with gateway.budget.hold(length, limits.body_timeout_seconds):
         body = await asgi.read_body(
             receive, limit_bytes=limits.max_body_bytes, timeout_seconds=limits.body_timeout_seconds
         )

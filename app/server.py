@@ -159,19 +159,28 @@ def serve(settings: Settings) -> int:
     )
     server = _Server(config)
     if settings.workers == 1:
-        server.run(sockets=[listener])
-        return 2 if app.failure else 0 if server.started else 3
+        try:
+            server.run(sockets=[listener])
+        except SystemExit:
+            # How uvicorn says that the start failed.
+            return 2 if app.failure else 3
+        finally:
+            listener.close()
+        return 0 if server.started else 3
     return _serve_workers(settings, config, listener)
 
 
 def _serve_workers(settings: Settings, config: uvicorn.Config, listener: socket.socket) -> int:
+    from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
     os.environ[SETTINGS_VARIABLE] = settings.model_dump_json()
     with tempfile.TemporaryDirectory(prefix="stillframe-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-        Multiprocess(config, sockets=[listener]).run()
-    return 0
+        workers = Multiprocess(config, sockets=[listener])
+        workers.run()
+    # A worker has logged what it could not start with.
+    return 2 if any(worker.exitcode == STARTUP_FAILURE for worker in workers.processes) else 0
 
 
 def from_environment() -> GatewayApp:

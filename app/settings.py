@@ -6,7 +6,7 @@ One place decides what a value means: the models below. A wrong value stops the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -222,7 +222,8 @@ def load(
     origin: dict[tuple[str, ...], str] = {}
     if config is not None:
         _merge(values, _read_file(config), str(config), origin)
-    _merge(values, _read_environment(environment, values), "environment", origin)
+    for where, variable in _read_environment(environment, defaults()):
+        _merge(values, variable, where, origin)
     _merge(values, {key: value for key, value in (flags or {}).items() if value is not None}, "flag", origin)
     try:
         return Settings.model_validate(values)
@@ -251,28 +252,20 @@ def _read_file(path: Path) -> dict[str, Any]:
     return data  # pyright: ignore[reportUnknownVariableType]
 
 
-def _read_environment(environment: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, text in environment.items():
+def _read_environment(environment: Mapping[str, str], known: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each variable with the settings it makes; a section's own variable comes before those of its parts."""
+    for name in sorted(environment):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in (ENVIRONMENT_PREFIX + "CONFIG", *_INTERNAL):
             continue
-        path = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if path[0] not in known:
-            raise ConfigError(f"environment variable {name}", "", f"there is no setting {path[0]!r}")
+        path, text = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"), environment[name]
         try:
             # Values are YAML as in a file, so that lists and mappings can be given; plain text stays text.
-            value = text if _is_text(known, path) else yaml.safe_load(text)
+            value: Any = text if _is_text(known, path) else yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"environment variable {name}", "", "is not valid YAML") from error
-        target: Any = found
-        for part in path[:-1]:
-            target = target.setdefault(part, {}) if isinstance(target, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        if not isinstance(target, dict) or path[-1] in target:
-            shorter = ENVIRONMENT_PREFIX + path[0].upper()
-            reason = f"is set beside {shorter} or another form of it; set the whole or its parts, not both"
-            raise ConfigError(f"environment variable {name}", ".".join(path), reason)
-        target[path[-1]] = value
-    return found
+        for part in reversed(path):
+            value = {part: value}
+        yield f"environment variable {name}", value
 
 
 def _is_text(known: Mapping[str, Any], path: list[str]) -> bool:
@@ -305,7 +298,9 @@ def _merge(
         if at not in _OPEN and key not in into:
             near = ", ".join(sorted(map(str, into)))
             raise ConfigError(_named(where, path), ".".join(path), f"there is no such setting; known here: {near}")
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict) and at not in _OPEN:
+        if isinstance(into.get(key), dict) and at not in _OPEN:
+            if not isinstance(value, Mapping):
+                raise ConfigError(_named(where, path), ".".join(path), "expected a mapping of settings")
             _merge(into[key], value, where, origin, path)  # pyright: ignore[reportUnknownArgumentType]
         else:
             into[key] = value
@@ -313,9 +308,7 @@ def _merge(
 
 
 def _named(where: str, path: Sequence[str]) -> str:
-    """The layer, with the very variable or flag."""
-    if where == "environment":
-        return f"environment variable {ENVIRONMENT_PREFIX}{'__'.join(path).upper()}"
+    """The layer; of the command line, the very flag."""
     return f"flag --{path[0]}" if where == "flag" else where
 
 
@@ -324,8 +317,6 @@ def _explain(error: ValidationError, origin: Mapping[tuple[str, ...], str]) -> C
     first = error.errors(include_url=False, include_input=False)[0]
     path = tuple(str(part) for part in first["loc"])
     reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] in ("model_type", "model_attributes_type"):
-        reason = "expected a mapping of settings"
     setter = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in origin), None)
     if setter is None:
         # A rule of several keys: the latest layer that set one of those it speaks of.

@@ -102,20 +102,19 @@ class _Events:
             self._half_line_end = chunk.endswith(b"\r")
             chunk = chunk.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if not self._rest:
-            end = chunk.rfind(b"\n\n") + 2
-            if end == len(chunk):
+            if chunk.endswith(b"\n\n"):
                 return chunk
-            whole = chunk[:end] if end > 1 else b""
-            self._rest += chunk[len(whole) :]
-            return whole
-        # What was searched before is not searched again: a long event may come in many small chunks.
-        start = max(0, len(self._rest) - 1)
-        self._rest += chunk
-        end = self._rest.rfind(b"\n\n", start) + 2
-        if end < 2:
+            self._rest += chunk
+            start = 0
+        else:
+            # What was searched before is not searched again: a long event may come in many small chunks.
+            start = len(self._rest) - 1
+            self._rest += chunk
+        at = self._rest.rfind(b"\n\n", start)
+        if at < 0:
             return b""
-        whole = bytes(self._rest[:end])
-        del self._rest[:end]
+        whole = bytes(self._rest[: at + 2])
+        del self._rest[: at + 2]
         return whole
 
     def finish(self) -> bytes:

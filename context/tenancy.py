@@ -10,12 +10,14 @@ import hashlib
 import hmac
 import os
 import secrets
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from context.errors import ConfigError
 
 _SECRET_BYTES = 32
+_REMEMBERED_TENANTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +26,15 @@ class Tenant:
 
     name: str
     key: bytes
+    cache_salt: str = field(init=False)
+    """What keeps this tenant's blocks apart in the engine's prefix cache: 64 hex digits."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache_salt", hmac.new(self.key, b"salt", hashlib.sha256).hexdigest())
 
     def image_uuid(self, image_id: str) -> str:
         """The name by which this tenant's engine requests call an image: 64 hex digits."""
         return hmac.new(self.key, b"image\0" + image_id.encode(), hashlib.sha256).hexdigest()
-
-    @property
-    def cache_salt(self) -> str:
-        """What keeps this tenant's blocks apart in the engine's prefix cache: 64 hex digits."""
-        return hmac.new(self.key, b"salt", hashlib.sha256).hexdigest()
 
 
 class Tenancy:
@@ -40,6 +42,9 @@ class Tenancy:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        # Of the latest tokens, by their digest: no secret of a client stays in memory.
+        self._tenants: OrderedDict[bytes, Tenant] = OrderedDict()
+        self._default = self.named("default")
 
     def named(self, name: str) -> Tenant:
         """The tenant that the configuration calls `name`."""
@@ -48,9 +53,16 @@ class Tenancy:
     def of_token(self, token: str | None) -> Tenant:
         """The tenant of a bearer token that the configuration does not know; `default` without one."""
         if not token:
-            return self.named("default")
-        digest = self._derive(b"token\0" + token.encode()).hex()
-        return self.named(f"token-{digest}")
+            return self._default
+        seen = hashlib.sha256(token.encode()).digest()
+        tenant = self._tenants.get(seen)
+        if tenant is None:
+            tenant = self._tenants[seen] = self.named(
+                f"token-{self._derive(b'token' + bytes(1) + token.encode()).hex()}"
+            )
+            if len(self._tenants) > _REMEMBERED_TENANTS:
+                self._tenants.popitem(last=False)
+        return tenant
 
     def _derive(self, what: bytes) -> bytes:
         return hmac.new(self._secret, what, hashlib.sha256).digest()

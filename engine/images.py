@@ -122,9 +122,15 @@ async def render(body: Mapping[str, Any], *, accepts_uuid: bool, held: Container
     Raises:
         RequestError: the body holds something that is not JSON.
     """
+    every = _images(body)
+    ordered = {key: body[key] for key in KEY_ORDER if key in body}
+    if len(ordered) < len(body):
+        ordered |= {key: body[key] for key in sorted(body.keys() - _KNOWN_KEYS)}
+    if not every:
+        return RenderedBody((_to_json(ordered),), 0, (), ())
+    held_uuids = frozenset(image.uuid for image in every if accepts_uuid and image.uuid in held)
     marker = secrets.token_hex(24)
     images: list[EngineImage] = []
-    held_uuids = frozenset(image.uuid for image in _images(body) if accepts_uuid and image.uuid in held)
 
     def place(part: Any) -> Any:
         if not isinstance(part, EngineImage):
@@ -136,21 +142,23 @@ async def render(body: Mapping[str, Any], *, accepts_uuid: bool, held: Container
         shown: dict[str, Any] = {"type": "image_url", "image_url": url}
         return shown | {"uuid": part.uuid} if accepts_uuid else shown
 
-    ordered = {key: body[key] for key in (*KEY_ORDER, *sorted(body.keys() - _KNOWN_KEYS)) if key in body}
-    ordered["messages"] = [_placed(message, place) for message in body.get("messages", ())]
-    try:
-        pieces = to_json(ordered).split(marker.encode())
-    except (PydanticSerializationError, UnicodeEncodeError) as error:
-        raise RequestError("The request holds text or numbers that JSON cannot carry.", code="invalid_json") from error
+    ordered["messages"] = [_placed(message, place) for message in body["messages"]]
+    pieces = _to_json(ordered).split(marker.encode())
     segments = [pieces[0]]
     image_bytes = 0
     for image, piece in zip(images, pieces[1:], strict=True):
         url = await image.load()
         image_bytes += len(url)
         segments += (url, piece)
-    every = [image.uuid for image in _images(body)]
-    alone = tuple(uuid for uuid in every if uuid in held_uuids)
-    return RenderedBody(tuple(segments), image_bytes, tuple(dict.fromkeys(every)), alone)
+    alone = tuple(image.uuid for image in every if image.uuid in held_uuids)
+    return RenderedBody(tuple(segments), image_bytes, tuple(dict.fromkeys(image.uuid for image in every)), alone)
+
+
+def _to_json(value: Any) -> bytes:
+    try:
+        return to_json(value)
+    except (PydanticSerializationError, UnicodeEncodeError) as error:
+        raise RequestError("The request holds text or numbers that JSON cannot carry.", code="invalid_json") from error
 
 
 def _images(body: Mapping[str, Any]) -> list[EngineImage]:

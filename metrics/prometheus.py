@@ -24,8 +24,13 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = self._counter("stillframe_requests")
-        self.prompt_tokens = self._counter("stillframe_prompt_tokens")
+        self._requests = self._counter("stillframe_requests")
+        # To look a labelled counter up costs more than to count; there are few.
+        self._by_outcome: dict[tuple[str, bool], Counter] = {}
+        prompt_tokens = self._counter("stillframe_prompt_tokens")
+        self._read, self._write, self._uncached = (
+            prompt_tokens.labels(disposition) for disposition in ("read", "write", "uncached")
+        )
         self.visual_tokens = self._counter("stillframe_visual_tokens")
         self.completion_tokens = self._counter("stillframe_completion_tokens")
         self.unreported = self._counter("stillframe_unreported_requests")
@@ -66,6 +71,13 @@ class GatewayMetrics:
             self.image_lookups.labels(result).inc(counted)
         self.image_fetches.inc(stats.fetches - before.fetches)
 
+    def count_request(self, outcome: Outcome, *, stream: bool) -> None:
+        """Count a chat request that ended."""
+        counter = self._by_outcome.get((outcome, stream))
+        if counter is None:
+            counter = self._by_outcome[outcome, stream] = self._requests.labels(outcome, str(stream).lower())
+        counter.inc()
+
     def count_usage(self, usage: Usage) -> None:
         """Count a completed turn's tokens; what was not reported is not counted as 0."""
         if usage.completion_tokens:
@@ -75,9 +87,9 @@ class GatewayMetrics:
         if usage.read_tokens is None or usage.write_tokens is None or usage.uncached_tokens is None:
             self.unreported.inc()
             return
-        self.prompt_tokens.labels("read").inc(usage.read_tokens)
-        self.prompt_tokens.labels("write").inc(usage.write_tokens)
-        self.prompt_tokens.labels("uncached").inc(usage.uncached_tokens)
+        self._read.inc(usage.read_tokens)
+        self._write.inc(usage.write_tokens)
+        self._uncached.inc(usage.uncached_tokens)
 
     def exposition(self, *, engine_ready: bool) -> bytes:
         """All metrics in Prometheus' text format: of every worker process, and of an embedded engine."""

@@ -30,12 +30,13 @@ class ImageRef:
 class ImageSource:
     """Where an image part says its bytes are, before anything was fetched or decoded.
 
-    `kind` is `data` (a data URL or bare base64, text in `value`) or `url` (http or https). `place` names the part
-    in the client's body (`messages[2].content[0]`) for errors. `detail` is OpenAI's option, kept as it came.
+    `kind` is `data` (a data URL or bare base64) or `url` (http or https). `value` is the text; data may be a view of
+    the request's own bytes, so that megabytes of it are never copied. `place` names the part in the client's body
+    (`messages[2].content[0]`) for errors. `detail` is OpenAI's option, kept as it came.
     """
 
     kind: Literal["data", "url"]
-    value: str
+    value: str | memoryview
     place: str
     detail: str | None = None
 

@@ -23,11 +23,11 @@ _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _HEADER_CHARS = 1024
 
 
-def decode_image_text(text: str, max_bytes: int) -> bytes:
+def decode_image_text(text: str | memoryview, max_bytes: int) -> bytes:
     """Bytes of a data URL or of bare base64.
 
     Args:
-        text: what the client sent.
+        text: what the client sent; bytes are taken as ASCII.
         max_bytes: bound of the decoded size, checked before anything is decoded.
 
     Raises:
@@ -64,8 +64,9 @@ class _Payload:
         self.offset, self.is_base64 = offset, is_base64
 
 
-def _payload_start(text: str) -> _Payload:
-    head = text[: _HEADER_CHARS + 64]
+def _payload_start(text: str | memoryview) -> _Payload:
+    start = text[: _HEADER_CHARS + 64]
+    head = start if isinstance(start, str) else bytes(start).decode("latin-1")
     blank = len(head) - len(head.lstrip())
     if head[blank : blank + 5].lower() != "data:":
         return _Payload(0, True)
@@ -83,7 +84,7 @@ def _payload_start(text: str) -> _Payload:
     return _Payload(comma + 1, "base64" in parameters)
 
 
-def _decode_base64(payload: str) -> bytes:
+def _decode_base64(payload: str | memoryview) -> bytes:
     # The usual spelling decodes in one pass without a copy; only what fails is cleaned and tried again.
     try:
         return _decode_strict(payload)
@@ -95,7 +96,7 @@ def _decode_base64(payload: str) -> bytes:
         raise _invalid() from None
 
 
-def _decode_strict(payload: str | bytes) -> bytes:
+def _decode_strict(payload: str | bytes | memoryview) -> bytes:
     if len(payload) <= _CHUNK_CHARS:
         return pybase64.b64decode(payload, validate=True)
     parts: list[bytes] = []
@@ -108,11 +109,15 @@ def _decode_strict(payload: str | bytes) -> bytes:
     return b"".join(parts)
 
 
-def _standard_spelling(payload: str) -> bytes:
-    try:
-        raw = payload.encode("ascii")
-    except UnicodeEncodeError:
-        raise _invalid() from None
+def _ascii(payload: str | memoryview) -> bytes:
+    raw = payload.encode("utf-8", "replace") if isinstance(payload, str) else bytes(payload)
+    if not raw.isascii():
+        raise _invalid()
+    return raw
+
+
+def _standard_spelling(payload: str | memoryview) -> bytes:
+    raw = _ascii(payload)
     if b"%" in raw:
         raw = _ESCAPE.sub(lambda match: bytes((int(match[1], 16),)), raw)
     raw = b"".join(
@@ -128,11 +133,8 @@ def _standard_spelling(payload: str) -> bytes:
     return raw + b"=" * (-len(raw) % 4)
 
 
-def _decode_percent(payload: str) -> bytes:
-    try:
-        return unquote_to_bytes(payload.encode("ascii"))
-    except UnicodeEncodeError:
-        raise _invalid() from None
+def _decode_percent(payload: str | memoryview) -> bytes:
+    return unquote_to_bytes(_ascii(payload))
 
 
 def _invalid() -> ImageError:

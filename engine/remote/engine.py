@@ -23,6 +23,7 @@ from context.errors import EngineError, EngineProtocolError, EngineUnavailable, 
 from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch
 from engine.images import open_chat
 from engine.remote.pool import Upstream, in_order
+from engine.remote.probe import Findings
 from engine.remote.settings import RemoteSettings
 from engine.remote.transport import AttemptFailed
 
@@ -58,6 +59,8 @@ class RemoteEngine:
         self._settings = settings
         self._upstreams = tuple(Upstream(number, url, settings) for number, url in enumerate(settings.urls, 1))
         self._stopped = False
+        self._told_of: tuple[Findings | None, ...] = ()
+        self._told = EngineInfo("remote")
 
     async def start(self) -> None:
         """See `Engine.start`. After EngineUnavailable it goes on asking in the background and may become ready."""
@@ -93,7 +96,13 @@ class RemoteEngine:
 
     def info(self) -> EngineInfo:
         """See `Engine.info`. What differs between upstreams is told as what holds for all of them."""
-        found = [upstream.findings for upstream in self._upstreams if upstream.findings is not None]
+        known = tuple(upstream.findings for upstream in self._upstreams)
+        if known != self._told_of:
+            self._told_of, self._told = known, self._tell(known)
+        return self._told
+
+    def _tell(self, known: Sequence[Findings | None]) -> EngineInfo:
+        found = [findings for findings in known if findings is not None]
         lengths = [findings.max_model_tokens for findings in found if findings.max_model_tokens is not None]
         return EngineInfo(
             kind="remote",

@@ -17,6 +17,7 @@ from pydantic_core import from_json, to_json
 from app import settings as settings_module
 from app.server import GatewayApp, bind
 from app.settings import Settings
+from context.errors import EngineProtocolError
 from engine import asgi
 from engine.base import EngineReply
 from engine.fake import FakeConfig, FakeEngine
@@ -106,16 +107,14 @@ class Rig:
     settings: Settings
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    async def call(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> Answer:
+    async def call(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
         async with asgi.call(self.app, method, path, headers=headers or {}, body=[body] if body else []) as reply:
             chunks: list[bytes] = []
             broken = False
             try:
                 async for chunk in reply.chunks:
-                    chunks.append(chunk)
-            except Exception:
+                    chunks.append(chunk)  # noqa: PERF401 - what came before it broke is kept
+            except EngineProtocolError:
                 broken = True
             return Answer(reply.status, reply.headers, b"".join(chunks), broken)
 
@@ -143,7 +142,7 @@ class Rig:
     async def outcomes(self) -> dict[str, float]:
         """How many requests had each outcome; only those that are there."""
         names = ("completed", "aborted", "failed", "refused")
-        counts = {name: 0.0 for name in names}
+        counts = dict.fromkeys(names, 0.0)
         for name in names:
             for stream in ("true", "false"):
                 counts[name] += await self.metric("stillframe_requests_total", outcome=name, stream=stream)
@@ -151,8 +150,12 @@ class Rig:
 
     async def idle(self) -> None:
         """Wait, at most a second, until nothing runs for anybody, in the gateway or its engine."""
+        await until(self.is_idle)
+
+    async def has_running(self, count: int) -> None:
+        """Wait, at most a second, until the gateway says that so many chats run."""
         async with asyncio.timeout(1.0):
-            while not self.is_idle():
+            while await self.metric("stillframe_running_requests") != count:  # noqa: ASYNC110 - as in `until`
                 await asyncio.sleep(0)
 
     def is_idle(self) -> bool:
@@ -161,9 +164,20 @@ class Rig:
         return not (watched or self.engine.app.open_requests or self.engine.app.driver.running)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop work, at most a second, until something holds."""
+    async with asyncio.timeout(1.0):
+        while not condition():  # noqa: ASYNC110 - nothing tells when it does
+            await asyncio.sleep(0)
+
+
 @asynccontextmanager
 async def running(
-    folder: Path, engine: WatchedEngine | None = None, environment: Mapping[str, str] | None = None, *, wait: bool = True
+    folder: Path,
+    engine: WatchedEngine | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    wait: bool = True,
 ) -> AsyncGenerator[Rig]:
     """A started gateway. `environment` are settings without their prefix."""
     given = {"DATA_DIR": str(folder), "ADMIN_TOKEN": ADMIN["authorization"].removeprefix("Bearer ")}
@@ -209,6 +223,11 @@ async def serving(
         server.should_exit = True
         await serve
         listener.close()
+
+
+def blobs(folder: Path) -> list[Path]:
+    """The pinned images in a gateway's data folder."""
+    return list(folder.glob("images/**/images/*"))
 
 
 def data_url(data: bytes, media_type: str = "image/png") -> str:
@@ -263,6 +282,3 @@ def streams(*chunks: bytes, breaks: bool = False) -> asgi.ASGIApp:
         await send({"type": "http.response.body", "body": b""})
 
     return app
-
-
-Start = Callable[..., Any]

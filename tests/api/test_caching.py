@@ -22,7 +22,9 @@ def _read(answer: Any) -> tuple[int, int]:
 
 
 async def test_identical_second_request(rig: Rig) -> None:
-    body = ask({"role": "system", "content": "be kind " * 40}, user(image(), text("what is it?"), image("flat_rgb.png")))
+    body = ask(
+        {"role": "system", "content": "be kind " * 40}, user(image(), text("what is it?"), image("flat_rgb.png"))
+    )
     first = await rig.chat(body)
     assert await rig.encoder(first.headers["x-request-id"]) == (2, 0)
     sent_bytes = await rig.metric("stillframe_sent_image_bytes_total")

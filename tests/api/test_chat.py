@@ -10,7 +10,10 @@ import pytest
 from engine.fake import FakeConfig
 from tests.api.rig import Rig, WatchedEngine, answers_with, ask, running, streams, user
 
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 async def test_whole_answer(rig: Rig) -> None:
@@ -71,7 +74,7 @@ async def test_a_text_part_cannot_smuggle_media(rig: Rig, key: str) -> None:
 
 
 async def test_client_keys_that_could_cross_tenants_are_dropped(rig: Rig) -> None:
-    dropped = {
+    dropped: dict[str, Any] = {
         "cache_salt": "mine",
         "mm_processor_kwargs": {"min_pixels": 1},
         "media_io_kwargs": {"image": {}},
