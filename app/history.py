@@ -17,7 +17,7 @@ from typing import Any, cast
 from blake3 import blake3
 from pydantic_core import to_json
 
-from app.wire import IMAGE_PARTS, ChatCall
+from app.wire import ChatCall
 from context.tenancy import Tenant
 from engine.base import EngineImage
 
@@ -43,14 +43,18 @@ def places(tenant: Tenant, call: ChatCall) -> Mapping[tuple[int, int], PlaceKeys
     keys: dict[tuple[int, int], PlaceKeys] = {}
     chain = blake3(tenant.key)
     last = max(message for message, _ in by_url)
+    data: dict[int, dict[int, str]] = {}
+    for image in call.images:
+        if image.source.kind == "data" and image.message <= last:
+            data.setdefault(image.message, {})[image.part] = _digest(image.source.value)
     for index, message in enumerate(call.messages[: last + 1]):
-        chain.update(blake3(to_json(_light(message))).digest())
+        chain.update(blake3(to_json(_light(message, data.get(index, {})))).digest())
         so_far = chain.hexdigest()
         for (at, part), image in by_url.items():
             if at != index:
                 continue
             here = f"place-{so_far}-{part}"
-            url = f"url-{blake3(tenant.key + image.source.value.encode()).hexdigest()}"
+            url = f"url-{blake3(tenant.key + _digest(image.source.value).encode()).hexdigest()}"
             keys[at, part] = PlaceKeys(
                 lookup=(here, url) if image.history else (), record=(here, url), fallback=(here,)
             )
@@ -81,19 +85,14 @@ def _named(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": [part.uuid if isinstance(part, EngineImage) else part for part in parts]}
 
 
-def _light(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with the digest of a long text in place of the text: image data is hashed, not serialized."""
+def _light(message: Mapping[str, Any], data: Mapping[int, str]) -> Mapping[str, Any]:
+    """The message with a digest in the place of each image's data, by part: data is hashed, not serialized."""
     content = message.get("content")
-    if not isinstance(content, list):
+    if not data or not isinstance(content, list):
         return message
-    parts = [
-        {**part, "image_url": _digest(part.get("image_url"))} if part.get("type") in IMAGE_PARTS else part
-        for part in cast("list[dict[str, Any]]", content)
-    ]
-    return {**message, "content": parts}
+    parts = cast("list[dict[str, Any]]", content)
+    return {**message, "content": [data.get(index, part) for index, part in enumerate(parts)]}
 
 
-def _digest(value: Any) -> str:
-    if isinstance(value, dict):
-        value = cast("dict[str, Any]", value).get("url")
-    return blake3(str(value).encode()).hexdigest()
+def _digest(value: str | memoryview) -> str:
+    return blake3(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value).hexdigest()

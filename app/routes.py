@@ -85,7 +85,7 @@ async def engine(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, sen
     path = "/" + asgi.raw_path(scope).removeprefix(_ENGINE) + (f"?{query}" if query else "")
     async with (
         asgi.cancelled_when_client_leaves(receive),
-        gateway.engine.forward(scope["method"], path, headers=headers, body=[body] if body else []) as reply,
+        gateway.engine.forward(scope["method"], path, headers=headers, body=[bytes(body)] if body else []) as reply,
     ):
         if reply.status >= 400:
             status, error = public_error_bytes(await reply.read(), reply.status)
