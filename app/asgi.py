@@ -25,6 +25,7 @@ JSON = (b"content-type", b"application/json")
 # What a client should wait before it tries again when the engine does not say it.
 _RETRY_AFTER_SECONDS = 5
 _LINGER_SECONDS = 2.0
+_WATCH_AFTER_SECONDS = 0.005
 _ERROR_HEADERS: Mapping[int, Headers] = {
     401: ((b"www-authenticate", b"Bearer"),),
     # The rest of the body may still be on its way; the connection cannot be used again.
@@ -192,30 +193,38 @@ async def read_body(receive: Receive, *, limit_bytes: int, timeout_seconds: floa
 
 
 class cancelled_when_client_leaves:
-    """Cancel what runs inside as soon as the client closes its connection. The body must have been read.
+    """Cancel what runs inside soon after the client closes its connection. The body must have been read.
+
+    What is over within `_WATCH_AFTER_SECONDS` is not watched: to start a task for it would cost more than its rest.
 
     Raises:
         ClientLeft: it did.
     """
 
-    __slots__ = ("_left", "_receive", "_task", "_watcher")
+    __slots__ = ("_left", "_receive", "_start", "_task", "_watcher")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._left = False
+        self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._watcher = asyncio.create_task(self._watch(), name="stillframe-disconnect")
+        self._start = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, self._begin)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        # Once it is told to end it cannot cancel us any more, so there is no need to wait until it has.
-        self._watcher.cancel()
+        self._start.cancel()
+        if self._watcher is not None:
+            # Once it is told to end it cannot cancel us any more, so there is no need to wait until it has.
+            self._watcher.cancel()
         # Cancelled from elsewhere too: that goes first.
         if self._left and self._task.uncancel() == 0 and kind in (None, asyncio.CancelledError):
             raise ClientLeft from None
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.create_task(self._watch(), name="stillframe-disconnect")
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

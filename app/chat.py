@@ -178,8 +178,9 @@ async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tup
 async def _relay(turn: Turn, reply: EngineReply, *, own_key: bool) -> None:
     """The engine's reply to the client, and its usage to the record."""
     metrics = turn.gateway.metrics
-    metrics.image_bytes.inc(reply.sent_image_bytes)
-    metrics.image_misses.inc(reply.image_misses)
+    if reply.sent_image_bytes:
+        metrics.image_bytes.inc(reply.sent_image_bytes)
+        metrics.image_misses.inc(reply.image_misses)
     if reply.status != 200:
         await _relay_error(turn, reply, own_key=own_key)
     elif reply.headers.get("content-type", "").startswith("text/event-stream"):

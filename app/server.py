@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 
 import uvicorn
@@ -17,7 +17,7 @@ import uvicorn
 from app import asgi, routes
 from app.gateway import Gateway
 from app.settings import Settings
-from context.errors import ConfigError
+from context.errors import ConfigError, StillframeError
 from engine.base import Engine
 
 _log = logging.getLogger("stillframe")
@@ -51,11 +51,14 @@ def make_engine(settings: Settings) -> Engine:
 class GatewayApp:
     """The ASGI application. `engine` is made from the settings unless one is given.
 
-    `failure` is the setting that stopped the start, if one did.
+    `failure` is what stopped the start, if something did; `stop` is then called, when the start was already over.
     """
 
-    def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
-        self.failure: ConfigError | None = None
+    def __init__(
+        self, settings: Settings, engine: Engine | None = None, stop: Callable[[], None] = lambda: None
+    ) -> None:
+        self.failure: StillframeError | None = None
+        self.stop = stop
         self._settings = settings
         self._engine = engine
         self._gateway: Gateway | None = None
@@ -73,7 +76,8 @@ class GatewayApp:
         await receive()
         async with AsyncExitStack() as stack:
             try:
-                self._gateway = Gateway(self._settings, self._engine or make_engine(self._settings))
+                engine = self._engine or make_engine(self._settings)
+                self._gateway = Gateway(self._settings, engine, self._give_up)
                 await stack.enter_async_context(self._gateway.running())
             except ConfigError as error:
                 self.failure = error
@@ -84,10 +88,18 @@ class GatewayApp:
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
+    def _give_up(self, failure: StillframeError) -> None:
+        self.failure = failure
+        self.stop()
+
 
 class _Server(uvicorn.Server):
     """Takes a signal as the request to stop that it is: uvicorn's own server raises it again afterwards, and a clean
     stop would look like a crash to whatever supervises the process."""
+
+    def stop(self) -> None:
+        """Ask it to stop, as a signal does."""
+        self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -154,10 +166,13 @@ def serve(settings: Settings) -> int:
         access_log=False,
         server_header=False,
         date_header=False,
+        # Nothing here asks for the client's address or scheme.
+        proxy_headers=False,
         timeout_keep_alive=settings.server.keep_alive_seconds,
         timeout_graceful_shutdown=settings.server.shutdown_grace_seconds,
     )
     server = _Server(config)
+    app.stop = server.stop
     if settings.workers == 1:
         try:
             server.run(sockets=[listener])
@@ -166,6 +181,8 @@ def serve(settings: Settings) -> int:
             return 2 if app.failure else 3
         finally:
             listener.close()
+        if app.failure is not None:
+            return 2 if isinstance(app.failure, ConfigError) else 1
         return 0 if server.started else 3
     return _serve_workers(settings, config, listener)
 

@@ -36,6 +36,8 @@ _MEDIA_KEYS = frozenset(
     | {f"{kind}_{form}" for kind in ("image", "audio", "video") for form in ("url", "embeds", "pil")}
     | {"prompt_embeds", "file"}
 )
+# A number of more than 308 digits, or with an exponent of three.
+_MAY_OVERFLOW = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
 _POSITION = re.compile(r"line (\d+) column (\d+)")
 
 
@@ -152,7 +154,7 @@ def parse_json(raw: bytes | bytearray) -> Any:
         raise RequestError(
             f"The body is not valid JSON{where}. Send UTF-8 JSON without lone surrogates or NaN.", code="invalid_json"
         ) from None
-    if _has_infinity(value):
+    if _MAY_OVERFLOW.search(raw) and _has_infinity(value):
         raise RequestError("The body holds a number that is too large, such as 1e999.", code="invalid_json")
     return value
 

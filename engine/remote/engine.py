@@ -13,21 +13,20 @@ When a request is tried again, always before the first byte of its answer reache
 from __future__ import annotations
 
 import asyncio
-import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
-from context.errors import EngineError, EngineProtocolError, EngineUnavailable, RequestError
+from context.errors import EngineError, EngineUnavailable, RequestError
 from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch
 from engine.images import open_chat
+from engine.remote.exchange import Exchange
 from engine.remote.pool import Upstream, in_order
 from engine.remote.probe import Findings
 from engine.remote.settings import RemoteSettings
 from engine.remote.transport import AttemptFailed
 
-_REFUSED_UNDONE = frozenset((429, 503))
 # What describes the client's connection to us, is set by us, or is not the upstream's business.
 _OWN_HEADERS = frozenset(
     (
@@ -49,8 +48,6 @@ _OWN_HEADERS = frozenset(
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _RESETS = ("reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache")
 
-Open = Callable[[Upstream], AbstractAsyncContextManager[EngineReply]]
-
 
 class RemoteEngine:
     """Implements `engine.base.Engine`. Ready as soon as one upstream is; starts without, and then keeps asking."""
@@ -61,6 +58,16 @@ class RemoteEngine:
         self._stopped = False
         self._told_of: tuple[Findings | None, ...] = ()
         self._told = EngineInfo("remote")
+
+    @property
+    def settings(self) -> RemoteSettings:
+        """What it was made with."""
+        return self._settings
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
 
     async def start(self) -> None:
         """See `Engine.start`. After EngineUnavailable it goes on asking in the background and may become ready."""
@@ -112,19 +119,16 @@ class RemoteEngine:
             extra={"upstreams": str(len(self._upstreams))},
         )
 
-    @asynccontextmanager
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[EngineReply]:
+    def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[EngineReply]:
         """See `Engine.chat`."""
         headers = {"content-type": "application/json", "x-request-id": request.request_id}
         headers = self._headers(headers, request.authorization)
-        async with AsyncExitStack() as stack:
-            order = in_order(self._upstreams, request.affinity, request.body.get("model"))
-            yield await self._answer(stack, order, partial(_open, request, headers))
+        order = in_order(self._upstreams, request.affinity, request.body.get("model"))
+        return Exchange(self, order, partial(_open, request, headers))
 
-    @asynccontextmanager
-    async def forward(
+    def forward(
         self, method: str, path: str, *, headers: Mapping[str, str], body: Sequence[bytes] = ()
-    ) -> AsyncGenerator[EngineReply]:
+    ) -> AbstractAsyncContextManager[EngineReply]:
         """See `Engine.forward`. `path` is relative to the upstream's server root, whatever its base URL is.
 
         Raises:
@@ -139,8 +143,7 @@ class RemoteEngine:
         def send(upstream: Upstream) -> AbstractAsyncContextManager[EngineReply]:
             return upstream.transport.send(method, upstream.url(path), headers=sent, body=body)
 
-        async with AsyncExitStack() as stack:
-            yield await self._answer(stack, in_order(self._upstreams, "", None), send)
+        return Exchange(self, in_order(self._upstreams, "", None), send)
 
     async def reset_caches(self) -> None:
         """See `Engine.reset_caches`. Resets every upstream."""
@@ -153,8 +156,7 @@ class RemoteEngine:
         def send(_: Upstream) -> AbstractAsyncContextManager[EngineReply]:
             return upstream.transport.send("POST", upstream.url(route), headers=self._headers())
 
-        async with AsyncExitStack() as stack:
-            reply = await self._answer(stack, [upstream], send)
+        async with Exchange(self, [upstream], send) as reply:
             answer = await reply.read()
         if reply.status != 200 or b'"success":false' in answer.replace(b" ", b""):
             raise EngineUnavailable(
@@ -167,42 +169,12 @@ class RemoteEngine:
         """See `Engine.events`. An upstream reports none over HTTP."""
         yield _no_events()
 
-    async def _answer(self, stack: AsyncExitStack, order: Sequence[Upstream], open_: Open) -> EngineReply:
-        """The first upstream's answer that can be used; `stack` then holds what must be left to end it."""
-        if self._stopped or not order:
-            raise EngineUnavailable(self.health().reason or "The engine is stopped.", retry_after_seconds=1)
-        tries, number = self._settings.retries + 1, 0
-        while True:
-            upstream = order[number % len(order)]
-            number += 1
-            async with AsyncExitStack() as trial:
-                trial.enter_context(upstream.occupied())
-                try:
-                    reply = await trial.enter_async_context(open_(upstream))
-                except AttemptFailed as failure:
-                    self._note(upstream, failure)
-                    if failure.kind == "stale":
-                        order, tries = [upstream], min(tries, number + 1)
-                    undone = failure.kind in ("unreachable", "stale") or (
-                        failure.kind == "busy" and number < len(order)
-                    )
-                    if number >= tries or not undone or self._stopped:
-                        raise failure.error from failure.__cause__
-                else:
-                    if reply.status not in _REFUSED_UNDONE or number >= min(tries, len(order)):
-                        stack.push_async_exit(trial.pop_all().__aexit__)
-                        stack.push(partial(self._ended, upstream))
-                        return reply
-            await self._pause(number, len(order))
+    def unavailable(self) -> str:
+        """See `Owner.unavailable`."""
+        return self.health().reason or "The engine is stopped."
 
-    async def _pause(self, number: int, upstreams: int) -> None:
-        """Wait before the same upstream is tried again; another one is tried at once."""
-        rounds, rest = divmod(number, upstreams)
-        if rest == 0:
-            spread = random.uniform(0.5, 1.5)  # noqa: S311  keeps clients apart; no secret
-            await asyncio.sleep(self._settings.backoff_seconds * 2 ** (rounds - 1) * spread)
-
-    def _note(self, upstream: Upstream, failure: AttemptFailed) -> None:
+    def failed(self, upstream: Upstream, failure: AttemptFailed) -> None:
+        """See `Owner.failed`."""
         if self._stopped or failure.kind == "busy":
             return
         if failure.kind == "unreachable":
@@ -210,10 +182,9 @@ class RemoteEngine:
         if failure.kind == "unreachable" or isinstance(failure.error, EngineUnavailable):
             upstream.watch(self._headers())
 
-    def _ended(self, upstream: Upstream, kind: object, error: BaseException | None, trace: object) -> None:
-        # It may be gone with all its other requests: find out now, not with the next request.
-        if isinstance(error, EngineProtocolError) and not self._stopped:
-            upstream.watch(self._headers())
+    def broke_off(self, upstream: Upstream) -> None:
+        """See `Owner.broke_off`."""
+        upstream.watch(self._headers())
 
     def _headers(self, headers: Mapping[str, str] | None = None, authorization: str | None = None) -> dict[str, str]:
         """With the upstream's key, or the client's own where none is set.

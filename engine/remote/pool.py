@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 from yarl import URL
@@ -58,15 +57,6 @@ class Upstream:
     def serves(self, model: object) -> bool:
         """Whether it lists the model."""
         return self.findings is not None and model in self.findings.models
-
-    @contextmanager
-    def occupied(self) -> Generator[None]:
-        """Counts a request as its load."""
-        self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
 
     async def probe(self, headers: Mapping[str, str]) -> None:
         """Ask it what it is; afterwards it is ready.

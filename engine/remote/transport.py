@@ -6,8 +6,9 @@ aiohttp was chosen by measuring: docs/adr/0003-http-client.md. Nothing of it sho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -45,6 +46,18 @@ class AttemptFailed(Exception):
         self.error, self.kind = error, kind
 
 
+class _Carrier:
+    """The connection that a request went out on. aiohttp does not tell when the request fails."""
+
+    __slots__ = ("protocol",)
+
+    def __init__(self) -> None:
+        self.protocol: object = None
+
+
+_CARRIER: ContextVar[_Carrier] = ContextVar("stillframe_carrier")
+
+
 class _SegmentBody(aiohttp.Payload):
     """A body sent piece by piece with a known length, so that megabytes of image are never joined or chunked."""
 
@@ -56,7 +69,6 @@ class _SegmentBody(aiohttp.Payload):
         self._segments = segments
         self._size = sum(map(len, segments))
         self._write_timeout_seconds = write_timeout_seconds
-        self.protocol: object = None
         self._transport: asyncio.Transport | None = None
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -64,8 +76,8 @@ class _SegmentBody(aiohttp.Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         stream = cast("StreamWriter", writer)
-        # Kept because aiohttp forgets them when it closes the connection, which is when `abort` is needed.
-        self.protocol, self._transport = stream.protocol, stream.transport
+        # Kept because aiohttp forgets it when it closes the connection, which is when `abort` is needed.
+        self._transport = stream.transport
         for segment in self._segments:
             if len(segment) < _SMALL_BYTES:
                 await stream.write(segment, drain=False)
@@ -95,12 +107,14 @@ class _Connector(aiohttp.TCPConnector):
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
         connection = await super().connect(req, traces, timeout)
-        self._uses[connection.protocol] = self._uses.get(connection.protocol, 0) + 1
+        protocol = connection.protocol
+        self._uses[protocol] = self._uses.get(protocol, 0) + 1
+        _CARRIER.get().protocol = protocol
         return connection
 
     def reused(self, protocol: object) -> bool:
         """Whether a connection carried a request before the latest one."""
-        return self._uses.get(protocol, 0) > 1
+        return protocol is not None and self._uses.get(protocol, 0) > 1
 
 
 class _Chunks:
@@ -157,8 +171,7 @@ class Transport:
             payload.abort()
         await self._session.close()
 
-    @asynccontextmanager
-    async def send(
+    def send(
         self,
         method: str,
         url: URL,
@@ -166,7 +179,7 @@ class Transport:
         headers: Mapping[str, str],
         body: Sequence[bytes] = (),
         read_timeout_seconds: float | None = None,
-    ) -> AsyncGenerator[EngineReply]:
+    ) -> AbstractAsyncContextManager[EngineReply]:
         """Send a request and give its answer as soon as the headers are there. Leaving early closes the connection.
 
         Raises:
@@ -174,25 +187,9 @@ class Transport:
             EngineTimeout, EngineProtocolError, EngineUnavailable: (while iterating the chunks) it broke off.
         """
         wait = self._settings.read_timeout_seconds if read_timeout_seconds is None else read_timeout_seconds
-        await self._take_slot(wait)
-        try:
-            payload = _SegmentBody(body, wait) if body or method in ("POST", "PUT", "PATCH") else None
-            response = await self._respond(method, url, headers, payload, wait)
-            try:
-                _check(response)
-                yield EngineReply(response.status, _safe(response), _Chunks(self, response))
-            finally:
-                if payload is not None:
-                    self._sending.discard(payload)
-                # A connection goes back to the pool by itself once its answer was read to the end.
-                unfinished = response.connection is not None
-                response.close()
-                if unfinished and payload is not None:
-                    payload.abort()
-        finally:
-            self._slots.release()
+        return _Exchange(self, method, url, headers, body, wait)
 
-    async def _take_slot(self, wait_seconds: float) -> None:
+    async def take_slot(self, wait_seconds: float) -> None:
         if self._slots.locked():
             try:
                 async with asyncio.timeout(wait_seconds):
@@ -203,32 +200,98 @@ class Transport:
         else:
             await self._slots.acquire()
 
-    async def _respond(
-        self, method: str, url: URL, headers: Mapping[str, str], payload: _SegmentBody | None, wait: float
+    def free_slot(self) -> None:
+        """Let the next request have its turn."""
+        self._slots.release()
+
+    async def respond(
+        self, method: str, url: URL, headers: Mapping[str, str], payload: _SegmentBody | bytes | None, wait: float
     ) -> aiohttp.ClientResponse:
-        if payload is not None:
-            self._sending.add(payload)
+        """The answer to one request, its body unread.
+
+        Raises:
+            AttemptFailed: there was none.
+        """
+        carrier = _Carrier()
+        _CARRIER.set(carrier)
+        large = payload if isinstance(payload, _SegmentBody) else None
+        if large is not None:
+            self._sending.add(large)
         timeout = self._timeout if wait == self._settings.read_timeout_seconds else self._timeouts(wait)
         try:
             response = await self._session.request(
                 method, url, data=payload, headers=headers, allow_redirects=False, timeout=timeout
             )
         except BaseException as error:
-            reused = payload is not None and payload.protocol is not None and self._connector.reused(payload.protocol)
-            if payload is not None:
-                self._sending.discard(payload)
-                payload.abort()
+            if large is not None:
+                self._sending.discard(large)
+                large.abort()
             if self.closed and not _wanted(error):
                 raise AttemptFailed(EngineUnavailable("The gateway is stopping."), "unknown") from error
             if isinstance(error, (aiohttp.ClientError, OSError)):
-                raise _failure(error, reused) from error
+                raise _failure(error, payload is not None and self._connector.reused(carrier.protocol)) from error
             raise
         return response
+
+    def sent(self, payload: _SegmentBody) -> None:
+        """A body is no longer on its way."""
+        self._sending.discard(payload)
 
     def _timeouts(self, read_seconds: float) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(
             total=None, sock_connect=self._settings.connect_timeout_seconds, sock_read=read_seconds
         )
+
+
+class _Exchange(AbstractAsyncContextManager[EngineReply]):
+    """One request and its answer. Written out: a generator for each was a measurable part of a small request."""
+
+    __slots__ = ("_body", "_headers", "_method", "_payload", "_response", "_transport", "_url", "_wait")
+
+    def __init__(
+        self,
+        transport: Transport,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        body: Sequence[bytes],
+        wait: float,
+    ) -> None:
+        self._transport, self._method, self._url = transport, method, url
+        self._headers, self._body, self._wait = headers, body, wait
+        self._payload: _SegmentBody | bytes | None = None
+        self._response: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> EngineReply:
+        await self._transport.take_slot(self._wait)
+        try:
+            if self._body or self._method in ("POST", "PUT", "PATCH"):
+                small = sum(map(len, self._body)) < _SMALL_BYTES
+                # What is small goes out with the headers; aiohttp does most for plain bytes.
+                self._payload = b"".join(self._body) if small else _SegmentBody(self._body, self._wait)
+            self._response = response = await self._transport.respond(
+                self._method, self._url, self._headers, self._payload, self._wait
+            )
+            _check(response)
+            return EngineReply(response.status, _safe(response), _Chunks(self._transport, response))
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        large = self._payload if isinstance(self._payload, _SegmentBody) else None
+        if large is not None:
+            self._transport.sent(large)
+        if self._response is not None:
+            # A connection goes back to the pool by itself once its answer was read to the end.
+            unfinished = self._response.connection is not None
+            self._response.close()
+            if unfinished and large is not None:
+                large.abort()
+        self._transport.free_slot()
 
 
 def _wanted(error: BaseException) -> bool:
