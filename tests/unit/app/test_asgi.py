@@ -121,8 +121,10 @@ class _Client:
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
+        self.watched = asyncio.Event()
 
     async def receive(self) -> Any:
+        self.watched.set()
         await self.left.wait()
         return {"type": "http.disconnect"}
 
@@ -153,9 +155,11 @@ async def test_leaving_as_the_work_ends_leaves_no_cancellation_behind() -> None:
     client = _Client()
     for passes in range(6):
         client.left.clear()
+        client.watched.clear()
         left = False
         try:
             async with cancelled_when_client_leaves(client.receive):
+                await client.watched.wait()
                 client.left.set()
                 for _ in range(passes):
                     await asyncio.sleep(0)

@@ -30,5 +30,11 @@ def image_id(name: str, limits: ImageLimits = LIMITS) -> str:
     return canonical(read(name), limits).image_id
 
 
+def text_of(source: ImageSource) -> str:
+    """A source's text, where it is one."""
+    assert isinstance(source.value, str)
+    return source.value
+
+
 def data_source(data: bytes, media_type: str = "image/png", place: str = PLACE) -> ImageSource:
     return ImageSource("data", f"data:{media_type};base64,{pybase64.b64encode_as_string(data)}", place)

@@ -15,7 +15,7 @@ from context.images.base import FetchLimits, ImageLimits, ImageSource
 from context.images.parts import parse_image_part
 from context.images.service import ImageService
 from context.store.blobs import BlobStore
-from tests.unit.images.corpus import LIMITS, MANIFEST, PLACE, canonical, data_source, image_id, read
+from tests.unit.images.corpus import LIMITS, MANIFEST, PLACE, canonical, data_source, image_id, read, text_of
 
 SAME: dict[str, list[str]] = MANIFEST["same"]
 ALTERNATIVES: dict[str, ImageLimits] = {
@@ -138,7 +138,7 @@ async def test_wrong_media_type_is_replaced_by_the_sniffed_one(service: ImageSer
 
 
 async def test_bare_base64_is_an_image(service: ImageService) -> None:
-    text = data_source(read("base.png")).value.partition(",")[2]
+    text = text_of(data_source(read("base.png"))).partition(",")[2]
     source = parse_image_part({"type": "input_image", "image_url": text}, PLACE)
     assert source == ImageSource("data", text, PLACE)
     assert (await service.resolve(source, tenant="t")).image_id == image_id("base.png")

@@ -18,7 +18,7 @@ from context.images.base import FetchLimits, ImageLimits, ImageSource
 from context.images.png import write_png
 from context.images.service import ImageService
 from context.store.blobs import BlobStore
-from tests.unit.images.corpus import LIMITS, MANIFEST, PLACE, canonical, data_source, image_id, read
+from tests.unit.images.corpus import LIMITS, MANIFEST, PLACE, canonical, data_source, image_id, read, text_of
 from tests.unit.images.server import Site, running_site
 
 FETCH = FetchLimits(allow_private=("127.0.0.0/8",))
@@ -50,7 +50,7 @@ async def test_a_repeat_is_not_decoded(service: ImageService) -> None:
 
 
 async def test_the_same_bytes_in_another_spelling_are_not_decoded(service: ImageService) -> None:
-    text = data_source(read("base.png")).value
+    text = text_of(data_source(read("base.png")))
     first = await service.resolve(ImageSource("data", text, PLACE), tenant="t")
     other = await service.resolve(ImageSource("data", text.replace("/png", "/jpeg") + "\n", PLACE), tenant="t")
     assert first == other
@@ -58,7 +58,7 @@ async def test_the_same_bytes_in_another_spelling_are_not_decoded(service: Image
 
 
 async def test_concurrent_first_sights_are_decoded_once(service: ImageService) -> None:
-    text = data_source(read("base.png")).value
+    text = text_of(data_source(read("base.png")))
     sources = [ImageSource("data", text + " " * (index % 2), f"messages[{index}]") for index in range(8)]
     refs = await asyncio.gather(*(service.resolve(source, tenant="t") for source in sources))
     assert len(set(refs)) == 1
@@ -86,7 +86,7 @@ async def test_same_pixels_keep_the_bytes_that_came_first(service: ImageService)
     second = await service.resolve(data_source(read("base_lossless.webp"), "image/webp"), tenant="t")
     assert second == first
     payload = await service.payload(second, tenant="t")
-    assert payload == data_source(read("base_level0.png")).value.encode()
+    assert payload == text_of(data_source(read("base_level0.png"))).encode()
 
 
 @pytest.mark.parametrize("name", [names[-1] for names in MANIFEST["same"].values()])
@@ -162,7 +162,7 @@ async def test_a_store_that_fails_leaves_the_request_to_memory(tmp_path: Path) -
     (tmp_path / "t").write_text("a file where the tenant's folder should be")
     service = make(str(tmp_path))
     ref = await service.resolve(data_source(read("base.png")), tenant="t")
-    assert await service.payload(ref, tenant="t") == data_source(read("base.png")).value.encode()
+    assert await service.payload(ref, tenant="t") == text_of(data_source(read("base.png"))).encode()
     assert service.stats().store_failures == 1
     await service.close()
 
