@@ -20,7 +20,7 @@ from app.public import public_error_bytes
 from app.sse import EventRelay
 from app.wire import ChatCall, FoundImage, parse_chat
 from context.errors import EngineError, EngineProtocolError, ImageError, RequestError, StillframeError
-from context.images.base import placed
+from context.images.base import ImageRef, placed
 from context.tenancy import Tenant
 from engine.base import ChatRequest, EngineImage, EngineReply
 from metrics.prometheus import Outcome
@@ -154,6 +154,8 @@ async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tup
             found.source, tenant=tenant.name, lookup=keys.lookup, record=keys.record, fallback=keys.fallback
         )
 
+        _require_ratio(ref, place, gateway.engine.info().max_aspect_ratio)
+
         async def load() -> bytes:
             try:
                 return await gateway.images.payload(ref, tenant=tenant.name)
@@ -173,6 +175,22 @@ async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tup
             raise errors.exceptions[0] from None
         resolved += [task.result() for task in tasks]
     return dict(resolved)
+
+
+def _require_ratio(ref: ImageRef, place: str, limit: float | None) -> None:
+    """Refuse what the model would, with a place and words of our own.
+
+    Raises:
+        ImageError: the image is too long for its width.
+    """
+    ratio = max(ref.width, ref.height) / min(ref.width, ref.height)
+    if limit is not None and ratio > limit:
+        raise ImageError(
+            f"{place}: the image is {ref.width}x{ref.height}; this model takes a side up to {limit:g} times the other. "
+            "Cut or pad it.",
+            code="image_dimensions",
+            param=place,
+        )
 
 
 async def _relay(turn: Turn, reply: EngineReply, *, own_key: bool) -> None:

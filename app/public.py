@@ -15,7 +15,7 @@ _MAX_MESSAGE = 1000
 # A traceback, an object's address or rendering, a file path, an exception's name, a validation library's rendering, an
 # environment variable, markup.
 _PRIVATE = re.compile(
-    r"Traceback|0x[0-9a-fA-F]{6,}|<[\w.]+ object|<(?:class|function|module|bound method)\b|"
+    r"Traceback|0x[0-9a-fA-F]{6,}|<\w+(?:\.\w+)+[ >]|<\w+ object|\bkwargs=|<(?:class|function|module|bound method)\b|"
     r"(?<![\w/.])(?:~|\.{1,2})?(?:/[\w.@+~-]+){2,}|\bfile:|[A-Za-z]:\\|\.py\b|\bErrno\b|[Nn]o such file|"
     r"\b\w+(?:Error|Exception)\b|For further information|validation errors? for|site-packages|"
     r"\bVLLM_[A-Z]|\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET|PASSWORD)\b|(?i:<!doctype|<html|<script|<body)"

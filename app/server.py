@@ -231,8 +231,8 @@ def configure_logging(level: str) -> None:
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
     )
-    for noisy in ("asyncio", "PIL", "matplotlib"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for noisy in ("asyncio", "PIL", "matplotlib", "vllm", "transformers", "torch"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
 def _say(line: str) -> None:

@@ -139,7 +139,7 @@ class EngineInfo:
     """What is known of a ready engine. None means that the engine does not say.
 
     `accepts_uuid`: an image part may carry a uuid, and no bytes when the engine holds them. `block_tokens`: tokens
-    in one KV block.
+    in one KV block. `max_aspect_ratio`: long side over short side of an image that the model takes.
     """
 
     kind: Literal["vllm", "remote", "fake"]
@@ -148,6 +148,7 @@ class EngineInfo:
     block_tokens: int | None = None
     max_model_tokens: int | None = None
     max_images_per_prompt: int | None = None
+    max_aspect_ratio: float | None = None
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
 
 

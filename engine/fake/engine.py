@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pydantic_core import from_json
 
 from context.errors import EngineUnavailable
+from context.visual_tokens import MAX_ASPECT_RATIO
 from engine import asgi
 from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch
 from engine.fake.app import FakeApp, create_app
@@ -79,6 +80,7 @@ class FakeEngine:
             block_tokens=self.config.block_tokens,
             max_model_tokens=self.config.max_model_tokens,
             max_images_per_prompt=self.config.max_images_per_prompt,
+            max_aspect_ratio=MAX_ASPECT_RATIO,
         )
 
     @asynccontextmanager

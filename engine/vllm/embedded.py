@@ -18,12 +18,14 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import re
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from context.errors import ConfigError, EngineUnavailable
+from context.visual_tokens import MAX_ASPECT_RATIO
 from engine import torchvision_ops
 from engine.asgi import call
 from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch
@@ -36,6 +38,7 @@ _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.25
 _HELD_IMAGES = 65_536
 _RESET_TRIES = 50
+_QWEN_VL = re.compile(r"qwen[\d_]*vl")
 
 
 class VllmEngine:
@@ -177,6 +180,7 @@ class VllmEngine:
             block_tokens=int(config.cache_config.block_size),
             max_model_tokens=int(config.model_config.max_model_len),
             max_images_per_prompt=_image_limit(config),
+            max_aspect_ratio=_aspect_limit(config),
         )
         self._health = EngineHealth("ready")
 
@@ -264,6 +268,10 @@ def _build_engine(args: Any) -> tuple[Any, Any]:
 def _image_limit(config: Any) -> int | None:
     multimodal = config.model_config.multimodal_config
     return None if multimodal is None else int(multimodal.get_limit_per_prompt("image"))
+
+
+def _aspect_limit(config: Any) -> float | None:
+    return MAX_ASPECT_RATIO if _QWEN_VL.match(str(config.model_config.hf_config.model_type)) else None
 
 
 def kill_children(timeout_seconds: float) -> None:

@@ -27,7 +27,9 @@ from tests.api.rig import (
 from tests.unit.images.corpus import MANIFEST, read
 from tests.unit.images.server import running_site
 
-SAME: dict[str, list[str]] = MANIFEST["same"]
+# The gateway takes it, and the engine's model, which is Qwen-VL's, does not: one side is 500 times the other.
+TOO_WIDE = "pol_wide_2000x4.png"
+SAME: dict[str, list[str]] = {group: names for group, names in MANIFEST["same"].items() if names != [TOO_WIDE]}
 ALTERNATIVES = {
     "pol_tiny_1x1.png": {"IMAGES__MIN_SIDE": "4"},
     "pol_wide_2000x4.png": {"IMAGES__MAX_ASPECT_RATIO": "200"},
@@ -45,8 +47,7 @@ async def fetching(tmp_path: Path) -> AsyncGenerator[tuple[Rig, str]]:
 async def _uuid(rig: Rig, part: dict[str, Any]) -> str:
     before = len(rig.engine.wire)
     answer = await rig.chat(ask(user(text("what is it?"), part), max_tokens=1))
-    # The engine's own bounds are its model's: Qwen-VL takes no image that is 200 times as wide as high.
-    assert answer.status == 200 or answer.error["code"] == "invalid_value"
+    assert answer.status == 200
     assert len(rig.engine.wire) > before
     shown = rig.engine.sent[-1]["messages"][0]["content"][1]
     assert shown["type"] == "image_url"
@@ -95,7 +96,11 @@ async def test_a_refusal_among_good_images_sends_nothing(rig: Rig) -> None:
 
 @pytest.mark.parametrize("case", MANIFEST["policy_files"], ids=lambda case: case["file"])
 async def test_policy_files(rig: Rig, case: dict[str, str]) -> None:
-    if case["default"] == "accept":
+    if case["file"] == TOO_WIDE:
+        answer = await rig.chat(ask(user(image(case["file"]))))
+        _refused(answer, "image_dimensions", "messages[0].content[0]")
+        assert rig.engine.wire == []
+    elif case["default"] == "accept":
         assert await _uuid(rig, image(case["file"]))
     else:
         answer = await rig.chat(ask(user(image(case["file"]))))

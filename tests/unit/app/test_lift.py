@@ -58,9 +58,7 @@ def test_escapes_are_the_parsers() -> None:
     assert text_of(parse(raw), 0) == LONG + "é/"
 
 
-@pytest.mark.parametrize(
-    "broken", [b'"' + LONG.encode(), b'{"a": "b"' + LONG.encode() + b'"}', b'"x\\"' + LONG.encode()]
-)
+@pytest.mark.parametrize(("before", "after"), [(b'"', b""), (b'{"a": "b"', b'"}'), (b'"x\\"', b"")])
 def test_what_is_no_json_is_none_lifted(before: bytes, after: bytes) -> None:
     with pytest.raises(ValueError, match="line 1"):
         from_json(lift(before + LONG.encode() + after).skeleton)

@@ -37,6 +37,8 @@ PRIVATE = [
     "C:\\models\\x",
     "[Errno 2] No such file or directory: 'x'",
     "<vllm.Request object at 0x7f00aa11bb22>",
+    "Failed to apply Qwen2_5_VLProcessor on data={'images': [<PIL.Image.Image image mode=RGB size=2000x4>]}",
+    "Failed to apply XProcessor with kwargs={'do_rescale': False}",
     "<class 'vllm.Request'>",
     "KeyError('x')",
     "torch.OutOfMemoryError: CUDA",

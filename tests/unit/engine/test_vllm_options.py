@@ -1,0 +1,73 @@
+"""Settings become vLLM's own command line, and a wrong one is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from context.errors import ConfigError
+from engine import torchvision_ops
+from engine.vllm.options import VllmSettings, arguments, parse
+
+REQUIRED = {"kv-events-config": {"enable_kv_cache_events": True}}
+
+
+def words(**options: object) -> list[str]:
+    return arguments(VllmSettings("folder", "name", options), cpu=True, required=REQUIRED)
+
+
+def after(name: str, given: list[str]) -> list[str]:
+    start = given.index(name) + 1
+    end = next((i for i in range(start, len(given)) if given[i].startswith("--")), len(given))
+    return given[start:end]
+
+
+def test_every_kind_of_value() -> None:
+    given = words(
+        max_model_len=4096,
+        **{"enforce-eager": True, "async-scheduling": False, "limit-mm-per-prompt": {"image": 3}, "seed": None},
+        middleware=["a", "b"],
+    )
+    assert after("--max-model-len", given) == ["4096"]
+    assert after("--limit-mm-per-prompt", given) == ['{"image": 3}']
+    assert after("--middleware", given) == ["a", "b"]
+    assert "--enforce-eager" in given
+    assert "--no-async-scheduling" in given
+    assert "--seed" not in given
+
+
+def test_what_the_gateway_needs_is_on() -> None:
+    given = words()
+    assert "--enable-prompt-tokens-details" in given
+    assert "--enable-prefix-caching" in given
+    assert after("--kv-events-config", given) == ['{"enable_kv_cache_events": true}']
+    assert after("--block-size", given) == ["32"]
+    assert "--block-size" not in arguments(VllmSettings("folder", "name"), cpu=False, required=REQUIRED)
+
+
+def test_a_default_gives_way() -> None:
+    assert after("--block-size", words(block_size=64)) == ["64"]
+    assert "--no-enable-prefix-caching" in words(enable_prefix_caching=False)
+
+
+@pytest.mark.parametrize("name", ["kv-events-config", "served_model_name", "port", "api-key"])
+def test_what_the_gateway_sets_itself_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        words(**{name: "x"})
+    assert caught.value.key == f"engine.vllm.{name.replace('_', '-')}"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("option", "value"), [("no-such-option", 1), ("max-model-len", "many"), ("dtype", "float7")])
+def test_what_vllm_does_not_take_is_named(option: str, value: object) -> None:
+    torchvision_ops.declare_missing()
+    with pytest.raises(ConfigError) as caught:
+        parse(words(**{option: value}))
+    assert caught.value.key == "engine.vllm"
+    assert option in caught.value.reason
+
+
+@pytest.mark.vllm
+def test_vllm_takes_what_we_give_it() -> None:
+    torchvision_ops.declare_missing()
+    parsed = parse(words(**{"max-model-len": 2048}))
+    assert (parsed.model, parsed.max_model_len, parsed.enable_prompt_tokens_details) == ("folder", 2048, True)
