@@ -31,6 +31,6 @@ USER stillframe
 VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10m \
-    CMD python -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health/ready')"
+    CMD python -c "import os, urllib.request as r; r.urlopen('http://127.0.0.1:%s/health/ready' % os.environ.get('STILLFRAME_PORT', 8000))"
 ENTRYPOINT ["stillframe"]
 CMD ["serve"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ JSON = (b"content-type", b"application/json")
 _RETRY_AFTER_SECONDS = 5
 _LINGER_SECONDS = 2.0
 _WATCH_AFTER_SECONDS = 0.005
+_SLOW_START_SECONDS = 5.0
 _ERROR_HEADERS: Mapping[int, Headers] = {
     401: ((b"www-authenticate", b"Bearer"),),
     # The rest of the body may still be on its way; the connection cannot be used again.
@@ -162,19 +164,53 @@ def too_large(limit_bytes: int, length: int | None = None) -> RequestError:
     )
 
 
-async def read_body(receive: Receive, *, limit_bytes: int, timeout_seconds: float) -> bytes | bytearray:
-    """The whole request body.
+async def first_piece(receive: Receive, *, timeout_seconds: float) -> Message:
+    """The first piece of a request body: until it is there, the request takes no memory.
 
     Raises:
-        RequestError: (413) above the limit in either framing, (408) not complete in time.
+        RequestError: (408) it did not come in time.
+        ClientLeft: the client closed the connection.
+    """
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            message = await receive()
+    except TimeoutError as error:
+        raise _too_slow(f"did not arrive within {timeout_seconds:g} seconds") from error
+    if message["type"] == "http.disconnect":
+        raise ClientLeft
+    return message
+
+
+async def read_body(
+    receive: Receive,
+    *,
+    limit_bytes: int,
+    timeout_seconds: float,
+    first: Message | None = None,
+    min_bytes_per_second: float = 0,
+) -> bytes | bytearray:
+    """The whole request body.
+
+    Args:
+        receive: the request's.
+        limit_bytes: bound in either framing.
+        timeout_seconds: for all of it.
+        first: what `first_piece` gave.
+        min_bytes_per_second: a body that is slower on the whole, after some seconds, is given up: it holds a place
+            that others wait for.
+
+    Raises:
+        RequestError: (413) above the limit in either framing, (408) too slow.
         ClientLeft: the client closed the connection.
     """
     # It grows where it lies. To join megabytes at the end would hold up the event loop.
     body = bytearray()
+    began = time.monotonic()
+    message = first
     try:
         async with asyncio.timeout(timeout_seconds):
             while True:
-                message = await receive()
+                message = message or await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientLeft
                 chunk: bytes = message.get("body", b"")
@@ -186,10 +222,16 @@ async def read_body(receive: Receive, *, limit_bytes: int, timeout_seconds: floa
                     body += chunk
                     return body
                 body += chunk
+                message = None
+                seconds = time.monotonic() - began
+                if seconds > _SLOW_START_SECONDS and len(body) < min_bytes_per_second * seconds:
+                    raise _too_slow(f"came with less than {min_bytes_per_second:g} bytes a second")
     except TimeoutError as error:
-        raise RequestError(
-            f"The request body did not arrive within {timeout_seconds:g} seconds.", code="request_timeout", status=408
-        ) from error
+        raise _too_slow(f"did not arrive within {timeout_seconds:g} seconds") from error
+
+
+def _too_slow(what: str) -> RequestError:
+    return RequestError(f"The request body {what}.", code="request_timeout", status=408)
 
 
 class cancelled_when_client_leaves:

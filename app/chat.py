@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import from_json
 
@@ -44,7 +44,7 @@ class Turn:
 
     async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
         """Send the answer's head. From here on an error can only be an event of the stream."""
-        self.started, self.first_byte = True, time.perf_counter()
+        self.started = True
         headers = [(b"content-type", content_type), *self.headers()]
         if length is None:
             # Proxies must hand events on as they come.
@@ -52,6 +52,11 @@ class Turn:
         else:
             headers.append((b"content-length", str(length).encode()))
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def note_byte(self) -> None:
+        """The engine has answered something: the first time counts. The head of a stream comes before any token."""
+        if self.first_byte is None:
+            self.first_byte = time.perf_counter()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Response headers that every answer of a chat has."""
@@ -96,7 +101,7 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
         try:
             request = await _receive(turn, tenant, scope, receive, authorization)
             async with asgi.cancelled_when_client_leaves(receive), gateway.engine.chat(request) as reply:
-                await _relay(turn, reply, own_key=request.authorization is None)
+                await _relay(turn, reply)
         finally:
             gateway.metrics.running_now -= 1
     except (asgi.ClientLeft, asyncio.CancelledError) as left:
@@ -117,9 +122,14 @@ async def _receive(
     """Read, check and resolve a request. The client's bytes are let go before the engine is asked."""
     gateway, limits = turn.gateway, turn.gateway.settings.server
     length = asgi.declared_length(scope, limits.max_body_bytes)
+    first = await asgi.first_piece(receive, timeout_seconds=limits.body_timeout_seconds)
     async with gateway.budget.hold(length, limits.body_timeout_seconds):
         raw = await asgi.read_body(
-            receive, limit_bytes=limits.max_body_bytes, timeout_seconds=limits.body_timeout_seconds
+            receive,
+            limit_bytes=limits.max_body_bytes,
+            timeout_seconds=limits.body_timeout_seconds,
+            first=first,
+            min_bytes_per_second=limits.min_upload_bytes_per_second,
         )
         info = gateway.engine.info()
         call = parse_chat(
@@ -134,13 +144,12 @@ async def _receive(
             async with asgi.cancelled_when_client_leaves(receive):
                 images = await _resolve(gateway, tenant, call)
         body = call.with_images(images)
-    own_key = gateway.settings.upstreams.api_key or gateway.settings.auth.keys
     return ChatRequest(
         request_id=turn.request_id,
         body=body,
         cache_salt=tenant.cache_salt,
         affinity=asgi.header(scope, b"x-stillframe-conversation") or history.conversation(tenant, body),
-        authorization=None if own_key else authorization,
+        authorization=None if gateway.has_own_key else authorization,
     )
 
 
@@ -193,27 +202,28 @@ def _require_ratio(ref: ImageRef, place: str, limit: float | None) -> None:
         )
 
 
-async def _relay(turn: Turn, reply: EngineReply, *, own_key: bool) -> None:
+async def _relay(turn: Turn, reply: EngineReply) -> None:
     """The engine's reply to the client, and its usage to the record."""
     metrics = turn.gateway.metrics
     if reply.sent_image_bytes:
         metrics.image_bytes.inc(reply.sent_image_bytes)
         metrics.image_misses.inc(reply.image_misses)
     if reply.status != 200:
-        await _relay_error(turn, reply, own_key=own_key)
+        await _relay_error(turn, reply)
     elif reply.headers.get("content-type", "").startswith("text/event-stream"):
         await _relay_events(turn, reply)
     else:
         body = await reply.read()
         turn.usage = read_usage(_usage_of(body))
+        turn.note_byte()
         await turn.start(200, b"application/json", len(body))
         turn.outcome = "completed"
         await turn.send({"type": "http.response.body", "body": body})
 
 
-async def _relay_error(turn: Turn, reply: EngineReply, *, own_key: bool) -> None:
+async def _relay_error(turn: Turn, reply: EngineReply) -> None:
     # A key that the client did not choose is not the client's to mend.
-    status = 500 if own_key and reply.status in (401, 403) else reply.status
+    status = 500 if turn.gateway.has_own_key and reply.status in (401, 403) else reply.status
     status, body = public_error_bytes(await reply.read(), status)
     turn.outcome = "refused" if status < 500 else "failed"
     turn.started = True
@@ -226,6 +236,7 @@ async def _relay_events(turn: Turn, reply: EngineReply) -> None:
     relay = EventRelay(include_usage=turn.include_usage)
     await turn.start(200, b"text/event-stream; charset=utf-8")
     async for chunk in relay.relay(reply.chunks):
+        turn.note_byte()
         if relay.done or relay.failed:
             # Before the last byte is sent: with it the client has all it wants, and may be gone.
             turn.usage, turn.outcome = read_usage(relay.usage), "failed" if relay.failed else "completed"
@@ -250,4 +261,5 @@ def _usage_of(body: bytes) -> Mapping[str, Any] | None:
         data: Any = from_json(body)
     except ValueError as error:
         raise EngineProtocolError("The engine's answer is not JSON.") from error
-    return data.get("usage") if isinstance(data, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    usage = cast("dict[str, Any]", data).get("usage") if isinstance(data, dict) else None
+    return cast("dict[str, Any]", usage) if isinstance(usage, dict) else None

@@ -75,16 +75,17 @@ async def _gateway(url: str | None, settings: Settings, console: Console) -> Asy
     check_disk(settings)
     listener = bind("127.0.0.1", 0)
     engine = await asyncio.to_thread(make_engine, settings)
-    config = uvicorn.Config(
-        GatewayApp(settings, engine), log_level="warning", access_log=False, ws="none", lifespan="on", loop="none"
-    )
+    app = GatewayApp(settings, engine)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, ws="none", lifespan="on", loop="none")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         with console.status("starting the engine; about a minute"):
             while not engine.health().ready:
-                if serving.done() or engine.health().state == "crashed":
-                    raise EngineUnavailable("The engine could not be started; its log says why.")
+                if app.failure is not None:
+                    raise app.failure
+                if serving.done():
+                    raise EngineUnavailable("The gateway could not be started; its log says why.")
                 await asyncio.sleep(_READY_POLL_SECONDS)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:

@@ -52,6 +52,8 @@ class Gateway:
         self._store = BlobStore(settings.images.store_url or str(data / "images"), settings.images.store_max_bytes)
         self.images = ImageService(settings.images.limits(), settings.fetch.limits(), self._store)
         self._give_up = give_up
+        # Whether requests go to the engine with a key that their client did not choose.
+        self.has_own_key = bool(settings.upstreams.api_key or settings.auth.keys)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from app import asgi
 from app.chat import chat
 from app.gateway import Gateway
 from app.public import public_error_bytes
-from context.errors import EngineError, RequestError, StillframeError
+from context.errors import EngineError, RequestError, StillframeError, place_of
 
 _log = logging.getLogger("stillframe")
 Handler = Callable[[Gateway, asgi.Scope, asgi.Receive, asgi.Send], Awaitable[None]]
@@ -213,8 +211,7 @@ async def dispatch(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, s
     except Exception as error:
         if not isinstance(error, StillframeError):
             # Its text may hold what a client sent or a path; its kind and place are enough to find it.
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            _log.error("unexpected %s in %s (%s)", type(error).__name__, frame.name, Path(frame.filename).name)
+            _log.error("unexpected %s", place_of(error))
         if started:
             # The server closes a connection whose answer was not finished: its client must not take it for whole.
             return

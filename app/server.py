@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 
 import uvicorn
 
@@ -39,12 +41,16 @@ def make_engine(settings: Settings) -> Engine:
     if find_spec("vllm") is None:
         reason = "the embedded engine needs vLLM; run 'make install', or name an engine with --upstream URL"
         raise ConfigError("environment", "", reason)
+    from engine.vllm.environment import set_environment
+
+    section = settings.engine.model_dump(exclude={"vllm"})
+    # The hub's library reads it when it is imported, which looking for the model does.
+    set_environment(offline=section["offline"], kv_cache_gib=section["kv_cache_gib"], log_level=section["log_level"])
     from app.model import resolve_model
     from engine.vllm.embedded import VllmEngine
     from engine.vllm.options import VllmSettings
 
     model, options = resolve_model(settings)
-    section = settings.engine.model_dump(exclude={"vllm"})
     return VllmEngine(VllmSettings(model=model, served_name=settings.model, options=options, **section))
 
 
@@ -76,7 +82,7 @@ class GatewayApp:
         await receive()
         async with AsyncExitStack() as stack:
             try:
-                engine = self._engine or make_engine(self._settings)
+                engine = self._engine or await asyncio.to_thread(make_engine, self._settings)
                 self._gateway = Gateway(self._settings, engine, self._give_up)
                 await stack.enter_async_context(self._gateway.running())
             except ConfigError as error:
@@ -191,8 +197,12 @@ def _serve_workers(settings: Settings, config: uvicorn.Config, listener: socket.
     from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
-    os.environ[SETTINGS_VARIABLE] = settings.model_dump_json()
-    with tempfile.TemporaryDirectory(prefix="stillframe-metrics-") as folder:
+    with tempfile.TemporaryDirectory(prefix="stillframe-workers-") as folder:
+        # By a file that is ours alone: an environment is inherited by every child and shown by many tools.
+        file = Path(folder) / "settings.json"
+        file.touch(mode=0o600)
+        file.write_text(settings.model_dump_json())
+        os.environ[SETTINGS_VARIABLE] = str(file)
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         workers = Multiprocess(config, sockets=[listener])
         workers.run()
@@ -202,7 +212,7 @@ def _serve_workers(settings: Settings, config: uvicorn.Config, listener: socket.
 
 def from_environment() -> GatewayApp:
     """The application of a worker process, from the settings that its parent left."""
-    settings = Settings.model_validate_json(os.environ[SETTINGS_VARIABLE])
+    settings = Settings.model_validate_json(Path(os.environ[SETTINGS_VARIABLE]).read_text())
     configure_logging(settings.log_level)
     return GatewayApp(settings)
 

@@ -42,6 +42,7 @@ class Server(_Section):
     max_body_bytes: int = Field(ge=1024)
     inflight_body_bytes: int = Field(ge=1024)
     body_timeout_seconds: float = Field(gt=0)
+    min_upload_bytes_per_second: float = Field(ge=0)
     max_concurrent_requests: int = Field(ge=1)
     keep_alive_seconds: int = Field(ge=1)
     shutdown_grace_seconds: int = Field(ge=0)
@@ -273,7 +274,11 @@ def _is_text(known: Mapping[str, Any], path: list[str]) -> bool:
 
 
 # Set by the gateway for its own child processes.
-_INTERNAL = (ENVIRONMENT_PREFIX + "DECLARE_TORCHVISION_OPERATORS", ENVIRONMENT_PREFIX + "INTERNAL_SETTINGS")
+_INTERNAL = (
+    ENVIRONMENT_PREFIX + "END_WITH_PARENT",
+    ENVIRONMENT_PREFIX + "DECLARE_TORCHVISION_OPERATORS",
+    ENVIRONMENT_PREFIX + "INTERNAL_SETTINGS",
+)
 _OPEN = {("engine", "vllm"), ("auth", "keys")}
 
 

@@ -9,12 +9,15 @@
         ├── EngineTimeout        took longer than the setting allows (504)
         └── EngineProtocolError  answered something that is not OpenAI's protocol (502)
 
+    Two more stand where they belong: `context/store/blobs.py::StoreError`, `metrics/bench/errors.py::BenchError`.
+
 Their messages are written for the client: they never carry a library's exception text, a path or a secret. The
 library's exception stays reachable as `__cause__` for a debugger and is not logged with its text.
 """
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 
@@ -96,3 +99,10 @@ class EngineProtocolError(EngineError):
 
     status = 502
     code = "engine_protocol_error"
+
+
+def place_of(error: BaseException) -> str:
+    """An exception's kind and place, for a log: its text may hold what a client sent, a path or a secret."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {frames[-1].name} ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    return type(error).__name__ + where

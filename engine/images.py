@@ -47,6 +47,8 @@ KEY_ORDER = (
 )
 _KNOWN_KEYS = frozenset(KEY_ORDER)
 _MISS_ANSWER_BYTES = 64 * 1024
+# Bound of the data URLs of one request, which are in memory all at once while it is sent.
+MAX_IMAGE_BYTES = 128 * 1024 * 1024
 
 Send = Callable[[Sequence[bytes]], AbstractAsyncContextManager[EngineReply]]
 
@@ -109,7 +111,13 @@ class Holdings:
         self.generation += 1
 
 
-async def render(body: Mapping[str, Any], *, accepts_uuid: bool, held: Container[str] = ()) -> RenderedBody:
+async def render(
+    body: Mapping[str, Any],
+    *,
+    accepts_uuid: bool,
+    held: Container[str] = (),
+    max_image_bytes: int = MAX_IMAGE_BYTES,
+) -> RenderedBody:
     """Write a chat body for an engine. The body is not mutated.
 
     Every `EngineImage` in `messages[i].content` becomes an `image_url` part: its uuid alone when `held` contains it,
@@ -120,7 +128,8 @@ async def render(body: Mapping[str, Any], *, accepts_uuid: bool, held: Container
     (multimodal/processing/processor.py::_get_cache_missing_items).
 
     Raises:
-        RequestError: the body holds something that is not JSON.
+        RequestError: the body holds something that is not JSON, or (413 `too_many_image_bytes`) its data URLs would be
+            longer than `max_image_bytes` in sum; no image was loaded then.
     """
     every = _images(body)
     ordered = {key: body[key] for key in KEY_ORDER if key in body}
@@ -143,6 +152,7 @@ async def render(body: Mapping[str, Any], *, accepts_uuid: bool, held: Container
         return shown | {"uuid": part.uuid} if accepts_uuid else shown
 
     ordered["messages"] = [_placed(message, place) for message in body["messages"]]
+    _require_image_bytes(images, max_image_bytes)
     pieces = _to_json(ordered).split(marker.encode())
     segments = [pieces[0]]
     image_bytes = 0
@@ -152,6 +162,21 @@ async def render(body: Mapping[str, Any], *, accepts_uuid: bool, held: Container
         segments += (url, piece)
     alone = tuple(image.uuid for image in every if image.uuid in held_uuids)
     return RenderedBody(tuple(segments), image_bytes, tuple(dict.fromkeys(image.uuid for image in every)), alone)
+
+
+def _require_image_bytes(images: Iterable[EngineImage], limit: int) -> None:
+    """Raises:
+    RequestError: (413) the images' data URLs would be longer than `limit` bytes in sum.
+    """
+    # Base64 writes three bytes as four.
+    total = sum(-(-image.ref.size_bytes // 3) * 4 for image in images)
+    if total > limit:
+        raise RequestError(
+            f"The request's images have {total:,} bytes as they are sent to the engine; the limit is {limit:,}. Send "
+            "fewer or smaller images.",
+            code="too_many_image_bytes",
+            status=413,
+        )
 
 
 def _to_json(value: Any) -> bytes:
@@ -178,7 +203,13 @@ def _placed(message: Mapping[str, Any], place: Callable[[Any], Any]) -> Mapping[
 
 @asynccontextmanager
 async def open_chat(
-    request: ChatRequest, *, accepts_uuid: bool, holdings: Holdings, send: Send, accepts_salt: bool | None = None
+    request: ChatRequest,
+    *,
+    accepts_uuid: bool,
+    holdings: Holdings,
+    send: Send,
+    accepts_salt: bool | None = None,
+    max_image_bytes: int = MAX_IMAGE_BYTES,
 ) -> AsyncGenerator[EngineReply]:
     """Send a chat, with as few image bytes as the engine needs, and give its reply.
 
@@ -187,14 +218,15 @@ async def open_chat(
     (default: as `accepts_uuid`) says whether the body may carry the tenant's `cache_salt`.
 
     Raises:
-        RequestError: the body cannot be written as JSON.
+        RequestError: the body cannot be written as JSON, or (413 `too_many_image_bytes`) the images that have to be
+            sent are larger than `max_image_bytes` as data URLs.
         EngineError: whatever `send` raises.
     """
     body = {key: value for key, value in request.body.items() if key != "cache_salt"}
     if request.cache_salt and (accepts_uuid if accepts_salt is None else accepts_salt):
         body["cache_salt"] = request.cache_salt
     generation = holdings.generation
-    first = await render(body, accepts_uuid=accepts_uuid, held=holdings)
+    first = await render(body, accepts_uuid=accepts_uuid, held=holdings, max_image_bytes=max_image_bytes)
     async with send(first.segments) as reply:
         if not (first.by_uuid_alone and await _is_miss(reply)):
             reply.sent_image_bytes = first.image_bytes
@@ -203,10 +235,13 @@ async def open_chat(
             return
     holdings.forget(first.by_uuid_alone)
     generation = holdings.generation
-    again = await render(body, accepts_uuid=accepts_uuid)
+    sent_image_bytes, missed = first.image_bytes, len(first.by_uuid_alone)
+    # Let go before all bytes are loaded: the bound is for one body.
+    del first
+    again = await render(body, accepts_uuid=accepts_uuid, max_image_bytes=max_image_bytes)
     async with send(again.segments) as reply:
-        reply.sent_image_bytes = first.image_bytes + again.image_bytes
-        reply.image_misses = len(first.by_uuid_alone)
+        reply.sent_image_bytes = sent_image_bytes + again.image_bytes
+        reply.image_misses = missed
         _learn(holdings, reply, again, generation)
         yield reply
 

@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import importlib
 import os
-from pathlib import Path
 
 _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
 SWITCH = "STILLFRAME_DECLARE_TORCHVISION_OPERATORS"
-SITE = Path(__file__).parent / "vllm" / "site"
 
 
 def declare_missing() -> None:
-    """Declare the missing operators here and in child processes. Does nothing where torchvision loads as it is."""
+    """Declare the missing operators here and, with `engine/vllm/environment.py`, in child processes.
+
+    Does nothing where torchvision loads as it is.
+    """
     try:
         importlib.import_module("torchvision")  # one that works declares its own operators
     except RuntimeError:
         declare()
         os.environ[SWITCH] = "1"
-        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        if str(SITE) not in paths:
-            os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), *paths])
     except ImportError:
         return
 

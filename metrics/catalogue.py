@@ -50,6 +50,14 @@ _ENTRIES = (
         {"disposition": "read, write, uncached"},
     ),
     Entry(
+        "stillframe_derived_write_tokens",
+        "counter",
+        "The part of the prompt tokens counted as `write` of which the engine said only that they were not read: it "
+        "gave no usable figure of what it wrote, so none of them counts as `uncached`.",
+        "Above 0: read `write` as written or uncached; only an engine that reports `created_cache_tokens` tells them "
+        "apart.",
+    ),
+    Entry(
         "stillframe_visual_tokens",
         "counter",
         "Prompt tokens that are images, of completed requests.",
@@ -61,7 +69,8 @@ _ENTRIES = (
     Entry(
         "stillframe_unreported_requests",
         "counter",
-        "Completed requests whose cache figures the engine did not report. They are in no other token metric.",
+        "Completed requests whose cache figures the engine did not report. Their prompt tokens have no disposition and "
+        "are not in `stillframe_prompt_tokens_total`.",
         "Start the engine with `--enable-prompt-tokens-details`, or accept that it does not tell.",
     ),
     Entry(

@@ -26,12 +26,12 @@ def table(rows: Sequence[Row]) -> Table:
             _figure(row.prompt_tokens),
             _figure(row.read_tokens),
             _figure(row.expected["read_tokens"]),
-            _figure(row.write_tokens),
+            _figure(row.write_tokens) + (" derived" if row.write_derived else ""),
             _figure(row.uncached_tokens),
             f"{_figure(row.encoder_runs)} of {row.expected['encoder_runs']}",
             f"{_figure(row.encoder_hits)} of {row.expected['encoder_hits']}",
             f"{row.ttft_seconds * 1000:.0f} ms",
-            "[green]ok[/green]" if row.verdict == "ok" else f"[red]{row.verdict}[/red]",
+            f"[green]{row.verdict}[/green]" if row.passed else f"[red]{row.verdict}[/red]",
             end_section=row.path == "gateway",
         )
     return shown

@@ -31,6 +31,7 @@ class GatewayMetrics:
         self._read, self._write, self._uncached = (
             prompt_tokens.labels(disposition) for disposition in ("read", "write", "uncached")
         )
+        self._derived_write = self._counter("stillframe_derived_write_tokens")
         self.visual_tokens = self._counter("stillframe_visual_tokens")
         self.completion_tokens = self._counter("stillframe_completion_tokens")
         self.unreported = self._counter("stillframe_unreported_requests")
@@ -90,6 +91,8 @@ class GatewayMetrics:
         self._read.inc(usage.read_tokens)
         self._write.inc(usage.write_tokens)
         self._uncached.inc(usage.uncached_tokens)
+        if usage.write_derived:
+            self._derived_write.inc(usage.write_tokens)
 
     def exposition(self, *, engine_ready: bool) -> bytes:
         """All metrics in Prometheus' text format: of every worker process, and of an embedded engine."""

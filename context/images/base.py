@@ -1,6 +1,6 @@
 """What an image is to the rest of Stillframe: types and limits, no code that decodes.
 
-Source: the identity of pixels follows DESIGN.md, rule 3; ADR 0002 fixes the byte layout.
+docs/adr/0002-image-identity.md says what an identity is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from context.errors import ImageError
+
+# Up to here hashing or encoding takes less than about 1 ms, and a thread's round trip would cost more than it saves.
+INLINE_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ made), so a name that changes its mind between check and use gains nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
@@ -18,6 +20,7 @@ from yarl import URL
 from context.errors import ImageError
 from context.images.addresses import AddressPolicy, is_odd_ipv4
 from context.images.base import FetchLimits
+from context.images.places import Places
 from context.images.sniff import has_image_magic
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
@@ -31,30 +34,47 @@ class ImageFetcher:
     Args:
         limits: bounds of fetching.
         max_bytes: bound of the body's size.
+        max_waiting: how many fetches may wait for a place; more than one request may have URLs.
         resolver: who resolves names; the system by default.
 
     Raises:
         ValueError: `allow_private` holds something that is no network.
     """
 
-    def __init__(self, limits: FetchLimits, max_bytes: int, resolver: AbstractResolver | None = None) -> None:
+    def __init__(
+        self, limits: FetchLimits, max_bytes: int, max_waiting: int, resolver: AbstractResolver | None = None
+    ) -> None:
         self._limits, self._max_bytes = limits, max_bytes
         self._policy = AddressPolicy(limits.allow_private)
         self._resolver = resolver
-        self._slots = asyncio.Semaphore(limits.max_concurrent)
+        self._places = Places(limits.max_concurrent, max_waiting, "fetched")
         self._session: aiohttp.ClientSession | None = None
 
-    async def fetch(self, url: str) -> bytes:
+    @property
+    def refusals(self) -> int:
+        """How many fetches were refused because too many waited."""
+        return self._places.refusals
+
+    @contextlib.asynccontextmanager
+    async def fetch(self, url: str) -> AsyncGenerator[bytes]:
         """The body that a URL leads to, at most `max_bytes`.
+
+        The fetch's place is kept until the context is left, so that no more than `max_concurrent` bodies are in
+        memory. Waiting for a place does not count against `timeout_seconds`.
 
         Raises:
             ImageError: `image_url_blocked`, `image_fetch_failed` (its message names the class of the reason),
                 `image_too_large` or `empty_image`. `param` is not set.
+            RequestError: 429 `image_queue_full`, too many fetches wait for a place.
         """
         if not self._limits.enabled:
             raise _blocked("fetching by URL is switched off")
+        async with self._places.hold():
+            yield await self._body(url)
+
+    async def _body(self, url: str) -> bytes:
         try:
-            async with asyncio.timeout(self._limits.timeout_seconds), self._slots:
+            async with asyncio.timeout(self._limits.timeout_seconds):
                 return await self._follow(url)
         except TimeoutError:
             raise _failed("timeout") from None

@@ -46,6 +46,10 @@ class Lru(Generic[K, T]):
         if value is not None:
             self.size -= self._measure(value)
 
+    def clear(self) -> None:
+        self._entries.clear()
+        self.size = 0
+
     def _measure(self, value: T) -> int:
         return 1 if self._size_of is None else self._size_of(value)
 

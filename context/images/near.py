@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from PIL import Image
 from context.images.decode import Thumbnail
 from context.images.memo import Lru
 
+_log = logging.getLogger(__name__)
 _MAX_IMAGES_PER_TENANT = 1024
 _MAX_TENANTS = 256
 _MAX_QUEUE = 64
@@ -96,6 +98,10 @@ class NearDuplicates:
             tenant, image_id, thumbnail = await self._queue.get()
             try:
                 found = await loop.run_in_executor(self._executor, _fingerprint, thumbnail)
+            except Exception as error:
+                # A report that lacks an image is better than one that ends with it. The text may hold anything.
+                _log.warning("an image has no perceptual hash: %s", type(error).__name__)
+                continue
             finally:
                 self._queue.task_done()
             prints = self._tenants.get(tenant)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import pybase64
 
 from context.errors import ImageError
-from context.images.base import ImageLimits, ImageRef
+from context.images.base import INLINE_BYTES, ImageLimits, ImageRef
 from context.images.decode import Canonical
 from context.images.memo import Lru, SingleFlight
 from context.images.near import NearDuplicates
@@ -20,9 +21,9 @@ from context.images.sniff import sniff
 from context.images.stats import ImageStats
 from context.store.blobs import BlobStore, StoreError
 
-# Up to here the encoding takes less than a millisecond, less than a thread's round trip under load.
 _T = TypeVar("_T")
-_INLINE_BYTES = 2 * 1024 * 1024
+# Asking a server for every image of a long history would take longer than the rest of the request.
+_TRUST_SERVER_SECONDS = 60.0
 
 
 class Pins:
@@ -42,22 +43,33 @@ class Pins:
         self._store, self._limits, self._stats, self._helper, self._near = store, limits, stats, helper, near
         self._flights = SingleFlight()
         self._refs: Lru[tuple[str, str], ImageRef] = Lru(limits.memo_entries)
+        self._seen: Lru[tuple[str, str], float] = Lru(limits.memo_entries)
         self._payloads: Lru[tuple[str, str], bytes] = Lru(limits.payload_cache_bytes, len)
 
-    def get(self, image_id: str, tenant: str) -> ImageRef | None:
-        """The reference of an image whose bytes are believed to be there."""
-        return self._refs.get((tenant, image_id))
+    async def find(self, image_id: str, tenant: str) -> ImageRef | None:
+        """The reference of an image whose bytes are there; None when they have to be pinned (again)."""
+        ref = self._refs.get((tenant, image_id))
+        # With a store that cannot be read, an image that is decoded again is served from memory.
+        return ref if ref is not None and await self._is_there(ref, tenant, if_unreadable=False) else None
 
-    def keep(self, ref: ImageRef, tenant: str) -> None:
-        """Remember a reference whose bytes were pinned before, such as one from a snapshot."""
+    async def keep(self, ref: ImageRef, tenant: str) -> bool:
+        """Remember a reference whose bytes were pinned before, such as one from a snapshot.
+
+        Returns:
+            False, and nothing is remembered, when its bytes are gone. A store that cannot be read is believed to have
+            them: what a URL showed in history is not exchanged because of a hiccup.
+        """
+        if not await self._is_there(ref, tenant, if_unreadable=True):
+            return False
         self._refs.put((tenant, ref.image_id), ref)
+        return True
 
     async def pin(self, image: Canonical, tenant: str) -> ImageRef:
         """Keep the bytes that stand for these pixels from now on.
 
         The first ones stay, also over a restart: what an engine was sent is not exchanged for another encoding.
         """
-        return self.get(image.image_id, tenant) or await self._flights.run(
+        return await self.find(image.image_id, tenant) or await self._flights.run(
             ("pin", tenant, image.image_id), lambda: self._pin(image, tenant)
         )
 
@@ -100,15 +112,39 @@ class Pins:
         key = (tenant, ref.image_id)
         data = await self._store.get(_blob_key(*key))
         if data is None or len(data) != ref.size_bytes:
-            # Forgotten here, so that the next request that brings the image is a first sight.
-            self._refs.drop(key)
+            # One is seldom lost alone, so that the next request looks for all of its images.
+            self._seen.clear()
             raise ImageError("The image's bytes are no longer stored. Send the image again.", code="image_lost")
         payload = await self._data_url(ref, data)
         self._payloads.put(key, payload)
         return payload
 
+    async def _is_there(self, ref: ImageRef, tenant: str, *, if_unreadable: bool) -> bool:
+        """Whether the bytes are in memory or in the store; a sweep then takes them later.
+
+        A server's word is trusted for a minute, until a blob proves to be lost.
+        """
+        key = (tenant, ref.image_id)
+        if self._payloads.get(key) is None and not self._was_seen(key):
+            try:
+                size = await self._store.size(_blob_key(*key))
+            except StoreError as error:
+                self._stats.store_failed(error)
+                return if_unreadable
+            if size != ref.size_bytes:
+                return False
+            self._seen.put(key, time.monotonic())
+        await self._store.touch(_blob_key(*key))
+        return True
+
+    def _was_seen(self, key: tuple[str, str]) -> bool:
+        if self._store.is_local:
+            return False
+        seen = self._seen.get(key)
+        return seen is not None and time.monotonic() - seen < _TRUST_SERVER_SECONDS
+
     async def _data_url(self, ref: ImageRef, data: bytes) -> bytes:
-        if len(data) <= _INLINE_BYTES:
+        if len(data) <= INLINE_BYTES:
             return _data_url(ref.media_type, data)
         return await self._in_helper(_data_url, ref.media_type, data)
 

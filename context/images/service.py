@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from aiohttp.abc import AbstractResolver
 from blake3 import blake3
 
-from context.errors import ConfigError, ImageError, RequestError
-from context.images.base import FetchLimits, ImageLimits, ImageRef, ImageSource, placed
+from context.errors import ConfigError, ImageError
+from context.images.base import INLINE_BYTES, FetchLimits, ImageLimits, ImageRef, ImageSource, placed
 from context.images.dataurl import decode_image_text
 from context.images.decode import Canonical, canonicalize
 from context.images.fetch import ImageFetcher
@@ -30,16 +30,17 @@ from context.images.header import MEDIA_TYPES
 from context.images.memo import Lru, SingleFlight
 from context.images.near import NearDuplicate, NearDuplicates
 from context.images.pins import Pins
+from context.images.places import Places
 from context.images.snapshots import Snapshots, digest_of
 from context.images.sniff import sniff
 from context.images.stats import ImageStats
 from context.store.blobs import BlobStore
 
 _T = TypeVar("_T")
-# Up to here hashing or encoding takes less than about 1 ms, and a thread's round trip would cost more than it saves.
-_INLINE_BYTES = 2 * 1024 * 1024
 _HASH_CHARS = 1024 * 1024
 _DECODER_NICENESS = 10
+# A fetch that waits holds no bytes. Several requests of the largest size may wait, so that none is refused for its own.
+_WAITING_REQUESTS = 4
 
 
 class ImageService:
@@ -48,7 +49,7 @@ class ImageService:
     Args:
         limits: bounds of decoding and memory.
         fetch: bounds of fetching.
-        store: where pinned bytes and snapshots lie; closed with the service.
+        store: where pinned bytes and snapshots lie; whoever opened it closes it, after the service.
         resolver: resolves names for fetching; the system's by default.
 
     Raises:
@@ -65,13 +66,15 @@ class ImageService:
                 f"{sorted(unknown)[0]} is not one of {', '.join(MEDIA_TYPES)}",
             )
         try:
-            self._fetcher = ImageFetcher(fetch, limits.max_image_bytes, resolver)
+            max_waiting = _WAITING_REQUESTS * limits.max_images_per_request
+            self._fetcher = ImageFetcher(fetch, limits.max_image_bytes, max_waiting, resolver)
         except ValueError as error:
             raise ConfigError("settings", "fetch.allow_private", "expected networks such as 10.0.0.0/8") from error
         self.limits = limits
         self._store = store
         self._stats = ImageStats()
-        self._slots, self._waiting = asyncio.Semaphore(limits.decode_threads), 0
+        # Only who holds one of these places holds decoded base64, so memory is bounded with it.
+        self._places = Places(limits.decode_threads, limits.decode_queue, "decoded")
         self._decoders = ThreadPoolExecutor(limits.decode_threads, "image-decode", initializer=_step_back)
         self._helper = ThreadPoolExecutor(1, "image-helper")
         self._flights = SingleFlight()
@@ -86,7 +89,6 @@ class ImageService:
         source: ImageSource,
         *,
         tenant: str,
-        snapshot_keys: Sequence[str] = (),
         lookup: Sequence[str] = (),
         record: Sequence[str] = (),
         fallback: Sequence[str] = (),
@@ -94,12 +96,12 @@ class ImageService:
         """The identity of an image part.
 
         A text that was seen before costs one hash. A URL is fetched anew, unless the caller names its place in history
-        by opaque keys; data needs none. Keys are durable where the store is.
+        by opaque keys; data needs none. Keys are durable where the store is. An image that was seen before but whose
+        bytes are neither in memory nor in the store is decoded, or fetched, again.
 
         Args:
             source: the part.
             tenant: whose request it is.
-            snapshot_keys: short for the same keys in `lookup` and `record`.
             lookup: keys tried before fetching, in order; what was recorded under one is returned without a fetch.
             record: keys under which the result is recorded. A fetch replaces what they held; a found snapshot only
                 fills those that are not recorded yet.
@@ -107,38 +109,28 @@ class ImageService:
 
         Raises:
             ImageError: the image is refused; `param` is `source.place`.
-            RequestError: 429 `image_queue_full`, too many images wait to be decoded.
+            RequestError: 429 `image_queue_full`, too many images wait to be fetched or decoded.
         """
         try:
             if source.kind == "data":
                 return await self._resolve_text(source.value, tenant)
             assert isinstance(source.value, str)
-            lookup, record = (*snapshot_keys, *lookup), (*snapshot_keys, *record)
             return await self._resolve_url(source.value, tenant, lookup, record, fallback)
         except ImageError as error:
             raise placed(error, source.place) from error
 
-    async def payload(self, ref: ImageRef, *, tenant: str, source: ImageSource | None = None) -> bytes:
+    async def payload(self, ref: ImageRef, *, tenant: str) -> bytes:
         """The pinned bytes as an ASCII data URL.
 
         Args:
             ref: what `resolve` returned for this tenant.
             tenant: whose image it is.
-            source: where the image came from; if the store has lost the bytes, they are made again from it.
 
         Raises:
             ImageError: `image_lost`, the bytes are gone and the client has to send the image again.
             StoreError: the object store cannot be read.
         """
-        try:
-            return await self._pins.payload(ref, tenant)
-        except ImageError as error:
-            if source is None:
-                raise
-            again = await self.resolve(source, tenant=tenant)
-            if again.image_id != ref.image_id:
-                raise placed(error, source.place) from error
-            return await self.payload(again, tenant=tenant)
+        return await self._pins.payload(ref, tenant)
 
     def near_duplicates(self, tenant: str) -> list[NearDuplicate]:
         """Pairs of the tenant's images that look alike. A report only; such images are never merged."""
@@ -146,7 +138,7 @@ class ImageService:
 
     def stats(self) -> ImageStats:
         """A copy of the counts since the start."""
-        return replace(self._stats)
+        return replace(self._stats, queue_refusals=self._places.refusals + self._fetcher.refusals)
 
     async def settle(self) -> None:
         """Wait for background work: perceptual hashes, and a sweep of the store."""
@@ -166,20 +158,19 @@ class ImageService:
                 closer, lambda pool=pool: pool.shutdown(cancel_futures=True)
             )
         closer.shutdown()
-        await self._store.close()
 
     async def _resolve_text(self, text: str | memoryview, tenant: str) -> ImageRef:
-        if len(text) <= _INLINE_BYTES:
+        if len(text) <= INLINE_BYTES:
             digest = _text_digest(tenant, text)
         else:
             digest = await self._run(self._helper, _text_digest, tenant, text)
-        if ref := self._known(self._wire, digest, tenant):
+        if ref := await self._known(self._wire, digest, tenant):
             self._stats.wire_hits += 1
             return ref
         return await self._flights.run(("wire", digest), lambda: self._first_sight(digest, text, tenant))
 
     async def _first_sight(self, digest: bytes, text: str | memoryview, tenant: str) -> ImageRef:
-        async with self._slot():
+        async with self._places.hold():
             data, data_digest = await self._run(self._decoders, _bytes_of, tenant, text, self.limits.max_image_bytes)
             ref = await self._identify(data, data_digest, tenant)
         self._wire.put(digest, ref)
@@ -188,18 +179,20 @@ class ImageService:
     async def _resolve_url(
         self, url: str, tenant: str, lookup: Sequence[str], record: Sequence[str], fallback: Sequence[str]
     ) -> ImageRef:
-        if ref := await self._snapshots.find(tenant, lookup):
-            self._pins.keep(ref, tenant)
+        known = await self._snapshots.find(tenant, lookup)
+        if known is not None and await self._pins.keep(known, tenant):
             self._stats.snapshot_hits += 1
-            await self._snapshots.record(tenant, record, ref, replace=False)
-            return ref
+            await self._snapshots.record(tenant, record, known, replace=False)
+            return known
         try:
             ref = await self._flights.run(("url", tenant, url, *record), lambda: self._fetch(url, tenant))
         except ImageError:
             ref = await self._snapshots.find(tenant, fallback)
+            if ref is None or not await self._pins.keep(ref, tenant):
+                # Its bytes are gone everywhere, but the engine may hold what it was sent.
+                ref = known or ref
             if ref is None:
                 raise
-            self._pins.keep(ref, tenant)
             self._stats.snapshot_hits += 1
             return ref
         await self._snapshots.record(tenant, record, ref, replace=True)
@@ -207,12 +200,20 @@ class ImageService:
 
     async def _fetch(self, url: str, tenant: str) -> ImageRef:
         self._stats.fetches += 1
-        data = await self._fetcher.fetch(url)
-        async with self._slot():
-            return await self._identify(data, await self._run(self._decoders, _bytes_digest, tenant, data), tenant)
+        async with self._fetcher.fetch(url) as data:
+            if len(data) <= INLINE_BYTES:
+                digest = _bytes_digest(tenant, data)
+            else:
+                digest = await self._run(self._helper, _bytes_digest, tenant, data)
+            if ref := await self._known(self._bytes, digest, tenant):
+                self._stats.byte_hits += 1
+                return ref
+            # The fetcher bounds how many come here, and what was fetched should not be thrown away.
+            async with self._places.hold(is_bounded=False):
+                return await self._identify(data, digest, tenant)
 
     async def _identify(self, data: bytes, digest: bytes, tenant: str) -> ImageRef:
-        if ref := self._known(self._bytes, digest, tenant):
+        if ref := await self._known(self._bytes, digest, tenant):
             self._stats.byte_hits += 1
             return ref
         ref = await self._flights.run(("bytes", digest), lambda: self._decode(data, tenant))
@@ -225,27 +226,9 @@ class ImageService:
         self._stats.rewrites += image.pinned is not data
         return await self._pins.pin(image, tenant)
 
-    def _known(self, memo: Lru[bytes, ImageRef], digest: bytes, tenant: str) -> ImageRef | None:
+    async def _known(self, memo: Lru[bytes, ImageRef], digest: bytes, tenant: str) -> ImageRef | None:
         ref = memo.get(digest)
-        return None if ref is None else self._pins.get(ref.image_id, tenant)
-
-    @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncGenerator[None]:
-        """One of the decoders' places. Only who holds one holds decoded base64, so memory is bounded with it."""
-        if self._slots.locked() and self._waiting >= self.limits.decode_queue:
-            self._stats.queue_refusals += 1
-            raise RequestError(
-                "Too many images wait to be decoded. Try again in a moment.", code="image_queue_full", status=429
-            )
-        self._waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._slots.release()
+        return None if ref is None else await self._pins.find(ref.image_id, tenant)
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *args)

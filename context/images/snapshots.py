@@ -39,8 +39,8 @@ class Snapshots:
         if not digests:
             return None
         # In the keys' order: an earlier key that only the store knows goes before a later one in memory.
-        if ref := self._memory.get(digests[0]):
-            return ref
+        if self._memory.get(digests[0]):
+            return await self._look_up(tenant, digests[0])
         found = await asyncio.gather(*(self._look_up(tenant, digest) for digest in digests))
         return next((ref for ref in found if ref is not None), None)
 
@@ -59,6 +59,7 @@ class Snapshots:
 
     async def _look_up(self, tenant: str, digest: bytes) -> ImageRef | None:
         if ref := self._memory.get(digest):
+            await self._store.touch(_snapshot_key(tenant, digest))
             return ref
         try:
             blob = await self._store.get(_snapshot_key(tenant, digest))
@@ -68,6 +69,7 @@ class Snapshots:
         ref = None if blob is None else _ref_of_json(blob)
         if ref is not None:
             self._memory.put(digest, ref)
+            await self._store.touch(_snapshot_key(tenant, digest))
         return ref
 
 

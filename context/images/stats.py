@@ -13,7 +13,8 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class ImageStats:
     """Counts since the start. `wire_hits`, `byte_hits` and `snapshot_hits` are images that were not decoded;
-    `rewrites` are decoded images whose original bytes would show an engine other pixels."""
+    `rewrites` are decoded images whose original bytes would show an engine other pixels; `queue_refusals` are images
+    that found too many others waiting to be fetched or decoded."""
 
     wire_hits: int = 0
     byte_hits: int = 0

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
+import time
 from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +21,14 @@ from context.errors import ConfigError, StillframeError
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
+_log = logging.getLogger(__name__)
 # obstore raises these for what the file system or the server says; BaseError covers the rest.
 _FAILURES = (BaseError, OSError, ValueError, NotImplementedError)
 # Sweeping a little below the bound keeps the next writes from sweeping again.
 _SWEEP_TO_RATIO = 0.9
+# How exactly a sweep knows when a blob was used last, and for how many blobs at most.
+_TOUCH_EVERY_SECONDS = 3600.0
+_MAX_TOUCHED = 65_536
 
 
 class StoreError(StillframeError):
@@ -38,8 +46,8 @@ class StoreStats:
 class BlobStore:
     """Blobs by key, written whole or not at all, bounded in total size.
 
-    When the total passes the bound, the blobs written longest ago are deleted in the background. Several processes may
-    share a store: each lists it anew before it deletes.
+    When the total passes the bound, blobs are deleted in the background: in a folder those used longest ago, elsewhere
+    those written longest ago. Several processes may share a store: each lists it anew before it deletes.
 
     Args:
         url: a folder, `file:///folder`, `memory://`, or an object store's URL such as `s3://bucket/prefix`.
@@ -60,10 +68,13 @@ class BlobStore:
         client_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._store = _open(url, dict(options or {}), dict(client_options or {}))
-        self._keeps_attributes = not isinstance(self._store, LocalStore)
+        self._folder = Path(str(self._store.prefix)) if isinstance(self._store, LocalStore) else None
+        self.is_local = isinstance(self._store, LocalStore | MemoryStore)
         self._max_bytes = max_bytes
         self._size_bytes: int | None = None
         self._swept_blobs = 0
+        self._measuring = asyncio.Lock()
+        self._touched: dict[str, float] = {}
         self._sweep: asyncio.Task[None] | None = None
 
     async def put(self, key: str, data: bytes, attributes: Mapping[str, str] | None = None) -> None:
@@ -76,14 +87,16 @@ class BlobStore:
         """
         if self._max_bytes and len(data) > self._max_bytes:
             raise StoreError("The blob is larger than the whole store may be (store_max_bytes).")
-        kept = dict(attributes) if attributes and self._keeps_attributes else None
+        kept = dict(attributes) if attributes and self._folder is None else None
         try:
-            if self._size_bytes is None:
-                self._size_bytes = sum(size for _, size, _ in await self._list())
+            async with self._measuring:
+                if self._size_bytes is None:
+                    self._size_bytes = sum(size for _, size, _ in await self._list())
             await obstore.put_async(self._store, key, data, attributes=cast("Any", kept), use_multipart=False)
         except _FAILURES as error:
             raise StoreError("The object store could not be written. Check its space and permissions.") from error
         self._size_bytes += len(data)
+        self._mark(key)
         if self._max_bytes and self._size_bytes > self._max_bytes and self._sweep is None:
             self._sweep = asyncio.create_task(self._delete_oldest())
 
@@ -100,19 +113,37 @@ class BlobStore:
         except _FAILURES as error:
             raise StoreError("The object store could not be read.") from error
 
-    async def exists(self, key: str) -> bool:
-        """Whether there is a blob.
+    async def size(self, key: str) -> int | None:
+        """A blob's size in bytes; None when there is none.
 
         Raises:
             StoreError: the store could not be read.
         """
         try:
-            await obstore.head_async(self._store, key)
+            return (await obstore.head_async(self._store, key))["size"]
         except FileNotFoundError:
-            return False
+            return None
         except _FAILURES as error:
             raise StoreError("The object store could not be read.") from error
-        return True
+
+    async def touch(self, key: str) -> None:
+        """Say that a blob is in use, so that a sweep takes it later. Only folders remember it, once an hour a blob.
+
+        Never fails: a blob that is not there, or cannot be marked, is left as it is.
+        """
+        touched = self._touched.get(key)
+        if self._folder is None or (touched is not None and time.monotonic() - touched < _TOUCH_EVERY_SECONDS):
+            return
+        self._mark(key)
+        with contextlib.suppress(OSError, StoreError):
+            # `size` refuses keys that lead out of the folder.
+            if await self.size(key) is not None:
+                await asyncio.to_thread(os.utime, self._folder / key)
+
+    def _mark(self, key: str) -> None:
+        if len(self._touched) >= _MAX_TOUCHED:
+            self._touched.clear()
+        self._touched[key] = time.monotonic()
 
     async def delete(self, key: str) -> None:
         """Delete a blob; one that is not there counts as deleted.
@@ -148,19 +179,21 @@ class BlobStore:
 
     async def _delete_oldest(self) -> None:
         try:
+            before = self._size_bytes or 0
             blobs = sorted(await self._list())
-            total, goal = sum(size for _, size, _ in blobs), int(self._max_bytes * _SWEEP_TO_RATIO)
+            # Writes go on meanwhile: one may count twice until the next sweep, but none is forgotten.
+            self._size_bytes = sum(size for _, size, _ in blobs) + (self._size_bytes or 0) - before
+            goal = int(self._max_bytes * _SWEEP_TO_RATIO)
             # The newest stays: it is the one that a request is about to use.
             for _, size, path in blobs[:-1]:
-                if total <= goal:
+                if self._size_bytes <= goal:
                     break
                 await self.delete(path)
-                total -= size
+                self._size_bytes -= size
                 self._swept_blobs += 1
-            self._size_bytes = total
-        except (*_FAILURES, StoreError):
+        except (*_FAILURES, StoreError) as error:
             # The next write over the bound tries again; until then the store is only too large.
-            self._size_bytes = None
+            _log.warning("a sweep of the object store failed: %s", type(error).__name__)
         finally:
             self._sweep = None
 

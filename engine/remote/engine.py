@@ -110,11 +110,13 @@ class RemoteEngine:
 
     def _tell(self, known: Sequence[Findings | None]) -> EngineInfo:
         found = [findings for findings in known if findings is not None]
+        blocks = {findings.block_tokens for findings in found}
         lengths = [findings.max_model_tokens for findings in found if findings.max_model_tokens is not None]
         return EngineInfo(
             kind="remote",
             models=tuple(dict.fromkeys(model for findings in found for model in findings.models)),
             accepts_uuid=bool(found) and all(findings.accepts_uuid for findings in found),
+            block_tokens=blocks.pop() if len(blocks) == 1 else None,
             max_model_tokens=min(lengths, default=None),
             extra={"upstreams": str(len(self._upstreams))},
         )

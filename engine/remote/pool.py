@@ -13,7 +13,7 @@ from yarl import URL
 from context.errors import EngineError
 from engine.images import Holdings
 from engine.remote.probe import Findings, find_out
-from engine.remote.settings import RemoteSettings, base_url
+from engine.remote.settings import RemoteSettings, base_url, server_url
 from engine.remote.transport import Transport
 
 _log = logging.getLogger(__name__)
@@ -47,12 +47,8 @@ class Upstream:
         return self._transport
 
     def url(self, path: str) -> URL:
-        """A path of its server's root, which may carry a query; `/v1/...` stands for the base URL."""
-        plain = path.lstrip("/")
-        base = str(self.base)
-        if plain == "v1" or plain.startswith(("v1/", "v1?")):
-            return URL(base + plain.removeprefix("v1"), encoded=True)
-        return URL(f"{base.removesuffix('/v1')}/{plain}", encoded=True)
+        """See `server_url`."""
+        return server_url(self.base, path)
 
     def serves(self, model: object) -> bool:
         """Whether it lists the model."""

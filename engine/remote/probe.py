@@ -1,7 +1,8 @@
-"""What an upstream is, asked once: its models, and whether it is a vLLM that knows image uuids and cache salts."""
+"""What an upstream is, asked once: its models, and of a vLLM whether it knows uuids and salts, and its blocks."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +13,17 @@ from yarl import URL
 
 from context.errors import EngineError, EngineProtocolError, EngineUnavailable
 from engine.images import is_cache_miss
-from engine.remote.settings import RemoteSettings
+from engine.remote.settings import RemoteSettings, server_url
 from engine.remote.transport import AttemptFailed, Transport
 
 # What an upstream may answer that has no list of models, or does not show it without the client's key.
 _NO_LIST = frozenset((401, 403, 404, 405))
 # Who says that it owns its models, and then is worth a chat that asks what it knows.
 _VLLM_OWNERS = frozenset(("vllm", "stillframe"))
-_MAX_LIST_BYTES = 4 * 1024 * 1024
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
+# vLLM 0.32, vllm/v1/metrics/loggers.py::PrometheusStatLogger.log_metrics_info: one line an engine core, all of its
+# cache configuration as labels.
+_CACHE_CONFIG = re.compile(rb'^vllm:cache_config_info\{(?:[^\n]*,)?block_size="(\d{1,9})"', re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Findings:
     max_model_tokens: int | None = None
     accepts_uuid: bool = False
     accepts_cache_salt: bool = False
+    block_tokens: int | None = None
 
 
 async def find_out(transport: Transport, base: URL, settings: RemoteSettings, headers: Mapping[str, str]) -> Findings:
@@ -58,6 +63,7 @@ async def find_out(transport: Transport, base: URL, settings: RemoteSettings, he
         max_model_tokens=min(lengths, default=None),
         accepts_uuid=found[0] if knows_uuid == "auto" else knows_uuid,
         accepts_cache_salt=found[1] if knows_salt == "auto" else knows_salt,
+        block_tokens=await _block_tokens(transport, base, settings, headers) if speaks_vllm else None,
     )
 
 
@@ -76,6 +82,19 @@ async def _probe_chat(
     return status == 400 and is_cache_miss(answer), knows_salt
 
 
+async def _block_tokens(
+    transport: Transport, base: URL, settings: RemoteSettings, headers: Mapping[str, str]
+) -> int | None:
+    """Tokens of a KV block, the same in all engine cores behind the upstream. Nobody needs it to chat, so that an
+    upstream that hides its metrics, or fails to show them, is used without."""
+    try:
+        status, answer = await _ask(transport, "GET", server_url(base, "metrics"), settings, headers)
+    except EngineError:
+        return None
+    sizes = {int(size) for size in _CACHE_CONFIG.findall(answer)} if status == 200 else set[int]()
+    return (sizes.pop() or None) if len(sizes) == 1 else None
+
+
 async def _ask(
     transport: Transport, method: str, url: URL, settings: RemoteSettings, headers: Mapping[str, str], body: bytes = b""
 ) -> tuple[int, bytes]:
@@ -89,8 +108,8 @@ async def _ask(
             chunks: list[bytes] = []
             async for chunk in reply.chunks:
                 chunks.append(chunk)
-                if sum(map(len, chunks)) > _MAX_LIST_BYTES:
-                    raise EngineProtocolError("The upstream engine's list of models has no end.")
+                if sum(map(len, chunks)) > _MAX_ANSWER_BYTES:
+                    raise EngineProtocolError("The upstream engine's answer about itself has no end.")
             return reply.status, b"".join(chunks)
     except AttemptFailed as failure:
         error: EngineError = failure.error

@@ -74,3 +74,11 @@ def base_url(text: str, key: str = "upstream") -> URL:
         raise ConfigError("settings", key, "holds a query or a fragment; give the base URL alone")
     path = url.path.rstrip("/")
     return url.with_path(path or "/v1")
+
+
+def server_url(base: URL, path: str) -> URL:
+    """A path of the server's root, which may carry a query; `/v1/...` stands for the base URL."""
+    plain = path.lstrip("/")
+    if plain == "v1" or plain.startswith(("v1/", "v1?")):
+        return URL(str(base) + plain.removeprefix("v1"), encoded=True)
+    return URL(f"{str(base).removesuffix('/v1')}/{plain}", encoded=True)

@@ -17,20 +17,20 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
-import os
 import re
-import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from context.errors import ConfigError, EngineUnavailable
+from context.errors import ConfigError, EngineUnavailable, place_of
 from context.visual_tokens import MAX_ASPECT_RATIO
 from engine import torchvision_ops
 from engine.asgi import call
 from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch
 from engine.events import EventHub
 from engine.images import Holdings, open_chat
+from engine.vllm.environment import set_environment
 from engine.vllm.options import VllmSettings, arguments, parse
 from engine.vllm.telemetry import Telemetry
 
@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.25
 _HELD_IMAGES = 65_536
 _RESET_TRIES = 50
+_RESTART_SECONDS = 2.0
+_T = TypeVar("_T")
 _QWEN_VL = re.compile(r"qwen[\d_]*vl")
 
 
@@ -54,26 +56,29 @@ class VllmEngine:
         self._app: Any = None
         self._client: Any = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._others: frozenset[Any] = frozenset()
         self._restarts = 0
 
     async def start(self) -> None:
-        self._stopping = False
+        if self._running is not None:
+            return
+        self._others = frozenset(multiprocessing.active_children())
         self._health = EngineHealth("starting", "the engine is loading the model")
         try:
             async with asyncio.timeout(self._settings.start_timeout_seconds):
                 await self._launch()
         except ConfigError:
+            await self._tear_down()
             self._health = EngineHealth("stopped", "the engine's settings are wrong")
             raise
         except Exception as error:
+            _log.error("the engine could not be started: %s", place_of(error))
             await self._tear_down()
             self._health = EngineHealth("crashed", "the engine could not be started; its log says why")
             raise EngineUnavailable("The engine could not be started; its log says why.") from error
         self._supervisor = asyncio.create_task(self._supervise(), name="stillframe-engine-supervisor")
 
     async def stop(self) -> None:
-        self._stopping = True
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
@@ -113,7 +118,6 @@ class VllmEngine:
 
     async def reset_caches(self) -> None:
         self._require_ready()
-        self._holdings.clear()
         # The core frees a finished request's blocks one step after its last token left, and refuses until then.
         for _ in range(_RESET_TRIES):
             if await self._client.reset_prefix_cache():
@@ -122,6 +126,8 @@ class VllmEngine:
         else:
             raise EngineUnavailable("The prefix cache cannot be emptied while requests are running.")
         await self._client.reset_mm_cache()
+        # Not before: a chat in between would be believed, and its images dropped after it.
+        self._holdings.clear()
         await self._client.reset_encoder_cache()
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[EventBatch]]:
@@ -140,7 +146,7 @@ class VllmEngine:
         stack = AsyncExitStack()
         self._running = stack
         # The import alone takes seconds; the loop must go on answering.
-        await asyncio.to_thread(_import_vllm, self._settings)
+        await in_daemon_thread(lambda: _import_vllm(self._settings))
         from engine.vllm import v0_32
 
         telemetry = Telemetry(self._hub)
@@ -158,12 +164,12 @@ class VllmEngine:
                     },
                     "ec-manager-config": {
                         "encoder_cache_manager_cls": "engine.vllm.encoder_cache.ReportingEncoderCacheManager",
-                        "manager_config": {"endpoint": telemetry.encoder_endpoint, "parent": os.getpid()},
+                        "manager_config": {"endpoint": telemetry.encoder_endpoint},
                     },
                 },
             )
         )
-        client, config = await asyncio.to_thread(_build_engine, args)
+        client, config = await in_daemon_thread(lambda: _build_engine(args))
         stack.push_async_callback(asyncio.to_thread, self._shut_down, client)
         await client.reset_mm_cache()
         tasks = await client.get_supported_tasks()
@@ -189,13 +195,15 @@ class VllmEngine:
             client.shutdown(timeout=self._settings.stop_timeout_seconds)
 
     async def _tear_down(self) -> None:
+        # A core that still loads hears no request to end.
+        patience = self._settings.stop_timeout_seconds if self._client is not None else 0.0
         stack, self._running = self._running, None
         self._app = self._client = None
         self._holdings.clear()
         if stack is not None:
             with contextlib.suppress(Exception):
                 await stack.aclose()
-        await asyncio.to_thread(kill_children, self._settings.stop_timeout_seconds)
+        await asyncio.to_thread(kill_children, patience, spared=self._others)
 
     async def _supervise(self) -> None:
         while True:
@@ -208,44 +216,33 @@ class VllmEngine:
             if not self._settings.restart_on_crash or self._restarts >= self._settings.max_restarts:
                 _log.error("the engine is not started again (%d restarts so far)", self._restarts)
                 return
+            if not await self._start_again():
+                return
+
+    async def _start_again(self) -> bool:
+        """Start the engine after a crash, as often as is allowed; whether it is ready again."""
+        while self._restarts < self._settings.max_restarts:
             self._restarts += 1
             self._health = EngineHealth("starting", "the engine core died and is being started again")
             try:
                 async with asyncio.timeout(self._settings.start_timeout_seconds):
                     await self._launch()
-            except Exception:
+            except Exception as error:
+                _log.error("the engine could not be started again: %s", place_of(error))
                 await self._tear_down()
-                self._health = EngineHealth("crashed", "the engine core died and could not be started again")
-                _log.error("the engine could not be started again")
-                return
+                await asyncio.sleep(_RESTART_SECONDS * self._restarts)
+            else:
+                return True
+        self._health = EngineHealth("crashed", "the engine core died and could not be started again")
+        return False
 
 
 class _NoServer:
     should_exit = False
 
 
-def set_environment(settings: VllmSettings) -> None:
-    """What vLLM reads from the environment, before it is first imported. A value that is already set wins."""
-    values = {
-        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": settings.log_level,
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # Its workers do not end by themselves on CPU; the default makes every stop five seconds longer.
-        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
-    }
-    if settings.log_level in ("WARNING", "ERROR"):
-        # Progress bars and warnings of the libraries below vLLM, which nobody who runs a gateway can act on.
-        values |= {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        warnings.filterwarnings("ignore", module=r"vllm\.|torch\.|transformers\.")
-    if settings.offline:
-        values |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    for name, value in values.items():
-        os.environ.setdefault(name, value)
-
-
 def _import_vllm(settings: VllmSettings) -> None:
-    set_environment(settings)
+    set_environment(offline=settings.offline, kv_cache_gib=settings.kv_cache_gib, log_level=settings.log_level)
     torchvision_ops.declare_missing()
     from engine.vllm import v0_32
 
@@ -274,13 +271,42 @@ def _aspect_limit(config: Any) -> float | None:
     return MAX_ASPECT_RATIO if _QWEN_VL.match(str(config.model_config.hf_config.model_type)) else None
 
 
-def kill_children(timeout_seconds: float) -> None:
-    """End every child process that this process started with `multiprocessing` and that is still there."""
-    children = multiprocessing.active_children()
+def kill_children(patience_seconds: float, spared: frozenset[Any] = frozenset()) -> None:
+    """End every child that this process started with `multiprocessing` and that is still there, but for the spared.
+
+    They have `patience_seconds` to end by themselves; with none they are killed at once.
+    """
+    children = [child for child in multiprocessing.active_children() if child not in spared]
     for child in children:
-        child.terminate()
-    for child in children:
-        child.join(timeout_seconds)
+        if patience_seconds > 0:
+            child.terminate()
+            child.join(patience_seconds)
         if child.is_alive():
             child.kill()
             child.join()
+
+
+async def in_daemon_thread(work: Callable[[], _T]) -> _T:
+    """Run blocking work in a thread of its own that a stop of the process does not wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def tell(result: _T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("_T", result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    threading.Thread(target=run, daemon=True, name="stillframe-engine-build").start()
+    return await done

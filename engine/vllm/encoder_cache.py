@@ -13,9 +13,7 @@ vllm/v1/core/sched/scheduler.py::Scheduler._try_schedule_encoder_inputs.
 
 from __future__ import annotations
 
-import os
 import re
-import threading
 import time
 from typing import Any
 
@@ -26,20 +24,12 @@ from engine.vllm.v0_32 import EncoderCacheManager
 
 _INTERNAL_ID = re.compile(r"^(?:\d+_)?chatcmpl-(.+)-[0-9a-f]{8}$")
 _QUEUE_EVENTS = 100_000
-_PARENT_SECONDS = 0.5
 
 
 def gateway_request_id(internal: str) -> str:
     """The gateway's request id in vLLM's own, `[n_]chatcmpl-<id>-<8 hex>`; the whole when it has another form."""
     match = _INTERNAL_ID.match(internal)
     return match.group(1) if match else internal
-
-
-def end_with_parent(parent: int) -> None:
-    """End this process once the gateway's is gone: vLLM's engine core would outlive a gateway that was killed."""
-    while os.getppid() == parent:
-        time.sleep(_PARENT_SECONDS)
-    os._exit(1)
 
 
 class ReportingEncoderCacheManager(EncoderCacheManager):
@@ -51,9 +41,7 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> ReportingEncoderCacheManager:
         manager = cls(cache_size=cache_size)
-        config = vllm_config.ec_manager_config.manager_config
-        manager.connect(config["endpoint"])
-        threading.Thread(target=end_with_parent, args=(config["parent"],), daemon=True, name="end-with-parent").start()
+        manager.connect(vllm_config.ec_manager_config.manager_config["endpoint"])
         return manager
 
     def __init__(self, cache_size: int) -> None:

@@ -95,7 +95,14 @@ async def test_while_waiting_for_the_body_budget(tmp_path: Path) -> None:
         holds, release = asyncio.Event(), asyncio.Event()
 
         async def slow(scope: Any, receive: asgi.Receive, send: asgi.SendMessage) -> None:
+            pieces = 0
+
             async def late() -> Any:
+                nonlocal pieces
+                pieces += 1
+                if pieces == 1:
+                    # A body that has not begun holds nothing.
+                    return {"type": "http.request", "body": b"", "more_body": True}
                 holds.set()
                 await release.wait()
                 return await receive()

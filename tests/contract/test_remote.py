@@ -23,6 +23,7 @@ from tests.contract.remote_fixtures import (
     VLLM_MODELS,
     Exchange,
     Received,
+    Script,
     Scripted,
     ServedFake,
     fine,
@@ -215,13 +216,13 @@ class TestWhatIsFoundOut:
         async with _started(upstream) as engine:
             self.info = engine.info()
             await _ask(engine)
-        return [from_json(request.body) for request in upstream.chats]
+        return [from_json(request.body) for request in upstream.chats if request.path != "/metrics"]
 
     async def test_a_plain_upstream_is_asked_for_its_models_alone(self) -> None:
         async with scripted(fine) as upstream:
             bodies = await self._chat_bodies(upstream)
         assert (self.info.models, self.info.accepts_uuid) == (("m",), False)
-        assert len(bodies) == 1
+        assert len(bodies) == len(upstream.chats) == 1
         assert "cache_salt" not in bodies[0]
 
     async def test_vllm_names_what_it_misses(self) -> None:
@@ -262,7 +263,43 @@ class TestWhatIsFoundOut:
         settled = {"accepts_uuid": True, "accepts_cache_salt": False}
         async with scripted(fine, models=VLLM_MODELS) as upstream, _started(upstream, **settled) as engine:
             assert engine.info().accepts_uuid
-        assert upstream.chats == []
+        assert [request.path for request in upstream.chats] == ["/metrics"]
+
+    @pytest.mark.parametrize(
+        ("sizes", "known"),
+        [((16,), 16), ((16, 16), 16), ((16, 32), None), ((), None), ((0,), None), (("None",), None)],
+    )
+    async def test_blocks_are_those_of_vllms_metrics(self, sizes: tuple[object, ...], known: int | None) -> None:
+        shows = _shows(_cache_config(*sizes))
+        options: dict[str, Any] = {**_SETTLED, "api_key": "secret"}
+        async with scripted(shows, models=VLLM_MODELS) as upstream, _started(upstream, **options) as engine:
+            assert engine.info().block_tokens == known
+        (asked,) = [request for request in upstream.chats if request.path == "/metrics"]
+        assert (asked.method, asked.headers["authorization"]) == ("GET", "Bearer secret")
+
+    async def test_upstreams_with_other_blocks_have_none_together(self) -> None:
+        async with (
+            scripted(_shows(_cache_config(16)), models=VLLM_MODELS) as one,
+            scripted(_shows(_cache_config(16)), models=VLLM_MODELS) as same,
+            scripted(_shows(_cache_config(32)), models=VLLM_MODELS) as other,
+        ):
+            async with _started(one, same, **_SETTLED) as engine:
+                assert engine.info().block_tokens == 16
+            async with _started(one, other, **_SETTLED) as engine:
+                assert engine.info().block_tokens is None
+
+    @pytest.mark.parametrize("status", [401, 404, 500, 0])
+    async def test_one_that_hides_its_metrics_is_used(self, status: int) -> None:
+        async def hides(request: Received, exchange: Exchange) -> bool:
+            if request.path != "/metrics":
+                return await fine(request, exchange)
+            if status:
+                await exchange.answer(status, _cache_config(16))
+            return bool(status)
+
+        async with scripted(hides, models=VLLM_MODELS) as upstream, _started(upstream, **_SETTLED) as engine:
+            assert engine.info().block_tokens is None
+            assert (await _ask(engine))[0] == 200
 
     @pytest.mark.parametrize("status", [401, 404])
     async def test_an_upstream_that_lists_no_models_is_used(self, status: int) -> None:
@@ -278,6 +315,29 @@ class TestWhatIsFoundOut:
             upstream.models_status = 200
             await eventually(_is_ready(engine))
             await engine.stop()
+
+
+_SETTLED = {"accepts_uuid": True, "accepts_cache_salt": True}
+
+
+def _cache_config(*sizes: object) -> bytes:
+    """The part of vLLM 0.32's metrics that tells its cache configuration, shortened; one line an engine core."""
+    head = (
+        "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n"
+    )
+    labels = 'mamba_block_size="7",block_size="{}",cache_dtype="auto",engine="{}",hash_block_size="None"'
+    lines = [f"vllm:cache_config_info{{{labels.format(size, core)}}} 1.0\n" for core, size in enumerate(sizes)]
+    return (head + "".join(lines) + 'vllm:num_requests_running{engine="0"} 0.0\n').encode()
+
+
+def _shows(metrics: bytes) -> Script:
+    async def show(request: Received, exchange: Exchange) -> bool:
+        if request.path == "/metrics":
+            await exchange.answer(200, metrics, {"content-type": "text/plain"})
+            return True
+        return await fine(request, exchange)
+
+    return show
 
 
 def _is_ready(engine: RemoteEngine) -> Any:

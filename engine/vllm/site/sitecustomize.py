@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -32,6 +34,18 @@ class _DeclareFirst:
 
 if os.environ.get("STILLFRAME_DECLARE_TORCHVISION_OPERATORS") == "1":
     sys.meta_path.insert(0, _DeclareFirst())
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+# A gateway that is killed can tell nobody: vLLM's engine core would outlive it. The process that cleans up what the
+# others leave behind has to.
+if os.environ.get("STILLFRAME_END_WITH_PARENT") == "1" and "resource_tracker" not in " ".join(sys.orig_argv):
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="end-with-parent").start()
 
 # This file hides another sitecustomize further down the path; run that one too.
 _elsewhere = PathFinder.find_spec(

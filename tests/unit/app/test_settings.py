@@ -151,7 +151,7 @@ def test_rules_of_several_keys_name_the_layer_that_broke_them(tmp_path: Path) ->
     error = _wrong(tmp_path, "port: 1", workers=2)
     assert (error.where, error.key) == ("flag --workers", "workers")
     assert "upstream" in error.reason
-    error = _wrong(tmp_path, "server: {keep_alive_seconds: 5}", {"SERVER__MAX_BODY_BYTES": "99999999"})
+    error = _wrong(tmp_path, "server: {keep_alive_seconds: 5}", {"SERVER__MAX_BODY_BYTES": "999999999"})
     assert error.where == "environment variable STILLFRAME_SERVER__MAX_BODY_BYTES"
     assert error.key == "server.max_body_bytes"
     error = _wrong(tmp_path, "server: {inflight_body_bytes: 5000}")

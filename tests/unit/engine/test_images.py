@@ -189,3 +189,41 @@ def test_miss_answers() -> None:
     assert is_cache_miss(MISS)
     for other in (b"", b"[]", b'{"error":"Cache miss, data is not provided"}', b'{"error":{"message":null}}', b"\xff"):
         assert not is_cache_miss(other)
+
+
+def _large(uuid: str, size_bytes: int, loaded: list[str]) -> EngineImage:
+    async def load() -> bytes:
+        loaded.append(uuid)
+        return URL
+
+    return EngineImage(uuid, ImageRef("0" * 64, 8, 8, "image/png", size_bytes), load)
+
+
+async def test_more_image_bytes_than_the_bound_are_refused_before_any_is_loaded() -> None:
+    loaded: list[str] = []
+    body = _body(_large("u", 300, loaded), _large("v", 298, loaded), _large("v", 2, loaded))
+    with pytest.raises(RequestError) as refused:
+        await render(body, accepts_uuid=True, max_image_bytes=803)
+    assert (refused.value.code, refused.value.status, loaded) == ("too_many_image_bytes", 413, [])
+    assert "804 bytes" in refused.value.message
+    assert "fewer or smaller images" in refused.value.message
+    await render(body, accepts_uuid=True, max_image_bytes=804)
+    assert loaded == ["u", "v", "v"]
+    # What the engine holds is not sent.
+    await render(body, accepts_uuid=True, held={"u"}, max_image_bytes=404)
+
+
+async def test_there_is_a_bound_by_default() -> None:
+    with pytest.raises(RequestError) as refused:
+        await render(_body(*(_large(str(at), 20 << 20, []) for at in range(5))), accepts_uuid=True)
+    assert refused.value.status == 413
+
+
+async def test_the_bound_holds_for_both_tries() -> None:
+    wire, holdings, loaded = Wire((400, MISS)), Holdings(), list[str]()
+    for _ in range(2):
+        with pytest.raises(RequestError) as refused:
+            await _chat(wire, holdings, _body(_large("u", 300, loaded)), max_image_bytes=399)
+        assert refused.value.code == "too_many_image_bytes"
+        holdings.add(["u"])
+    assert (len(wire.bodies), loaded) == (1, [])

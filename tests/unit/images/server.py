@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from context.images.png import write_png
 from tests.unit.images.corpus import read
 
 
@@ -69,6 +70,10 @@ async def running_site() -> AsyncGenerator[Site]:
                 return web.Response(body=read("base.png"), content_type="image/png")
             case "/changing":
                 return web.Response(body=site.changing)
+            case "/picture":
+                # As many different pictures as there are numbers.
+                rows = int(request.query_string)
+                return web.Response(body=write_png(4, rows, [bytes(12 * rows)]))
             case "/empty":
                 return web.Response(body=b"")
             case "/html":

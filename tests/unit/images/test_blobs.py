@@ -12,6 +12,7 @@ import pytest
 
 from context.errors import ConfigError
 from context.store.blobs import BlobStore, StoreError
+from tests.unit.images.bucket import running_bucket
 
 Opener = Callable[[int], BlobStore]
 
@@ -29,14 +30,14 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     return lambda max_bytes: BlobStore(urls[request.param], max_bytes)
 
 
-async def test_put_get_exists_delete(opener: Opener) -> None:
+async def test_put_get_size_delete(opener: Opener) -> None:
     store = opener(0)
     assert await store.get("t/images/a") is None
-    assert not await store.exists("t/images/a")
+    assert await store.size("t/images/a") is None
     await store.put("t/images/a", b"one", {"Content-Type": "image/png"})
     await store.put("t/images/a", b"two")
     assert await store.get("t/images/a") == b"two"
-    assert await store.exists("t/images/a")
+    assert await store.size("t/images/a") == 3
     await store.delete("t/images/a")
     await store.delete("t/images/a")
     assert await store.get("t/images/a") is None
@@ -48,7 +49,7 @@ async def test_the_oldest_go_when_the_bound_is_passed(opener: Opener) -> None:
     for index in range(8):
         await store.put(f"t/{index}", bytes(150))
         await store.settle()
-    kept = [index for index in range(8) if await store.exists(f"t/{index}")]
+    kept = [index for index in range(8) if await store.size(f"t/{index}")]
     assert kept == list(range(8 - len(kept), 8))
     assert 0 < store.stats().size_bytes <= 1000
     assert store.stats().swept_blobs == 8 - len(kept)
@@ -59,7 +60,7 @@ async def test_a_blob_above_the_bound_is_refused_and_sweeps_nothing(opener: Open
     await store.put("t/small", b"x")
     with pytest.raises(StoreError):
         await store.put("t/large", bytes(101))
-    assert await store.exists("t/small")
+    assert await store.size("t/small") == 1
 
 
 async def test_readers_see_whole_blobs(opener: Opener) -> None:
@@ -81,7 +82,7 @@ async def test_a_folder_outlives_the_process_and_counts_what_it_holds(tmp_path: 
     assert await store.get("t/old") == bytes(600)
     await store.put("t/new", bytes(600))
     await store.settle()
-    assert [await store.exists(key) for key in ("t/old", "t/new")] == [False, True]
+    assert [await store.size(key) for key in ("t/old", "t/new")] == [None, 600]
 
 
 async def test_a_store_that_cannot_be_written_says_so_without_a_path(tmp_path: Path) -> None:
@@ -103,3 +104,57 @@ def test_a_store_that_cannot_be_opened_stops_the_start(tmp_path: Path) -> None:
 def test_an_object_store_is_opened_with_its_options() -> None:
     options = {"endpoint": "http://127.0.0.1:9000", "region": "x", "access_key_id": "a", "secret_access_key": "b"}
     BlobStore("s3://bucket/prefix", options=options, client_options={"allow_http": True})
+
+
+async def test_a_sweep_that_fails_breaks_no_write_that_is_under_way() -> None:
+    async with running_bucket() as bucket:
+        store = bucket.open(1000)
+        await store.put("t/a", bytes(600))
+        bucket.refused.add("list")
+        await store.put("t/b", bytes(600))
+        held = bucket.hold("put")
+        writing = asyncio.create_task(store.put("t/c", bytes(100)))
+        await bucket.wait_for("put", 3)
+        await store.settle()
+        held.set()
+        await writing
+        assert store.stats().size_bytes == 1300
+        # The next write over the bound sweeps.
+        bucket.refused.clear()
+        await store.put("t/d", bytes(100))
+        await store.settle()
+        assert (store.stats().size_bytes, sorted(bucket.blobs)) == (800, ["t/b", "t/c", "t/d"])
+        await store.close()
+
+
+async def test_what_is_written_during_a_sweep_is_counted() -> None:
+    async with running_bucket() as bucket:
+        store = bucket.open(1000)
+        await store.put("t/a", bytes(600))
+        held = bucket.hold("delete")
+        await store.put("t/b", bytes(600))
+        await bucket.wait_for("delete")
+        await store.put("t/c", bytes(300))
+        held.set()
+        await store.settle()
+        assert store.stats().size_bytes == sum(map(len, bucket.blobs.values())) == 900
+        await store.close()
+
+
+async def test_what_is_used_stays_in_a_folder(tmp_path: Path) -> None:
+    writer = BlobStore(str(tmp_path))
+    for at, key in enumerate(("t/used", "t/unused", "t/other")):
+        await writer.put(key, bytes(300))
+        os.utime(tmp_path / key, (1000 + at, 1000 + at))
+    store = BlobStore(str(tmp_path), 1000)
+    await store.touch("t/used")
+    await store.touch("t/missing")
+    await store.touch("../outside")
+    await store.put("t/new", bytes(300))
+    await store.settle()
+    kept = [key for key in ("t/used", "t/unused", "t/other", "t/new") if await store.size(key)]
+    assert kept == ["t/used", "t/other", "t/new"]
+    # Once an hour is enough.
+    os.utime(tmp_path / "t/used", (1000, 1000))
+    await store.touch("t/used")
+    assert (tmp_path / "t/used").stat().st_mtime == 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 from aiohttp.abc import AbstractResolver
 
-from context.errors import ImageError
+from context.errors import ImageError, RequestError
 from context.images.addresses import AddressPolicy, is_odd_ipv4
 from context.images.base import FetchLimits
 from context.images.fetch import AddressRefused, ImageFetcher
@@ -18,6 +19,7 @@ from tests.unit.images.server import Resolver, Site, running_site
 
 LIMITS = FetchLimits(allow_private=("127.0.0.0/8",), user_agent="stillframe-test")
 MAX_BYTES = 100_000
+MAX_WAITING = 8
 
 
 @pytest.fixture
@@ -27,11 +29,16 @@ async def site() -> AsyncIterator[Site]:
 
 
 async def fetch(url: str, limits: FetchLimits = LIMITS, resolver: AbstractResolver | None = None) -> bytes:
-    fetcher = ImageFetcher(limits, MAX_BYTES, resolver)
+    fetcher = ImageFetcher(limits, MAX_BYTES, MAX_WAITING, resolver)
     try:
-        return await fetcher.fetch(url)
+        return await read_all(fetcher, url)
     finally:
         await fetcher.close()
+
+
+async def read_all(fetcher: ImageFetcher, url: str) -> bytes:
+    async with fetcher.fetch(url) as body:
+        return body
 
 
 async def refusal(url: str, limits: FetchLimits = LIMITS, resolver: AbstractResolver | None = None) -> ImageError:
@@ -86,6 +93,29 @@ async def test_a_slow_body_ends_at_the_time_limit(site: Site) -> None:
     assert (error.code, "(timeout)" in error.message) == ("image_fetch_failed", True)
 
 
+async def test_waiting_for_a_place_does_not_count_as_slowness(site: Site) -> None:
+    fetcher = ImageFetcher(replace(LIMITS, timeout_seconds=0.5, max_concurrent=1), MAX_BYTES, MAX_WAITING)
+    urls = (site.url("/slow"), site.url("/image.png"))
+    slow, other = await asyncio.gather(*(read_all(fetcher, url) for url in urls), return_exceptions=True)
+    assert isinstance(slow, ImageError)
+    assert "(timeout)" in slow.message
+    assert other == read("base.png")
+    await fetcher.close()
+
+
+async def test_a_place_is_kept_while_the_body_is_used_and_few_may_wait(site: Site) -> None:
+    fetcher = ImageFetcher(replace(LIMITS, max_concurrent=1), MAX_BYTES, 1)
+    async with fetcher.fetch(site.url("/image.png")):
+        waiting = asyncio.create_task(read_all(fetcher, site.url("/image.png")))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError) as caught:
+            await read_all(fetcher, site.url("/image.png"))
+        assert (caught.value.code, caught.value.status, fetcher.refusals) == ("image_queue_full", 429, 1)
+        assert len(site.requests) == 1
+    assert await waiting == read("base.png")
+    await fetcher.close()
+
+
 async def test_private_addresses_are_not_reached_by_default(site: Site) -> None:
     for url in (site.url("/image.png"), site.url("/image.png", "localhost")):
         assert (await refusal(url, FetchLimits())).code == "image_url_blocked"
@@ -131,7 +161,7 @@ async def test_fetching_can_be_switched_off(site: Site) -> None:
 
 
 def test_the_socket_is_checked_whoever_resolved() -> None:
-    fetcher = ImageFetcher(LIMITS, MAX_BYTES)
+    fetcher = ImageFetcher(LIMITS, MAX_BYTES, MAX_WAITING)
     opened = fetcher.open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 80)))
     opened.close()
     with pytest.raises(AddressRefused):

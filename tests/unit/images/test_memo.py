@@ -29,6 +29,13 @@ def test_lru_is_bounded_by_bytes() -> None:
     assert memo.size <= 10
 
 
+def test_lru_can_be_emptied() -> None:
+    memo: Lru[str, bytes] = Lru(10, len)
+    memo.put("a", b"12345")
+    memo.clear()
+    assert (memo.get("a"), memo.size) == (None, 0)
+
+
 async def test_one_waiter_leaving_does_not_fail_the_others() -> None:
     flights, go, runs = SingleFlight(), asyncio.Event(), 0
 
