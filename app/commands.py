@@ -58,7 +58,7 @@ async def _experiment(options: argparse.Namespace, settings: Settings, groups: S
     if options.plot is not None:
         await asyncio.to_thread(plot, rows, options.plot)
     Console(stderr=to_stdout, width=None if sys.stdout.isatty() else 150).print(table(rows))
-    return 0 if all(row.verdict == "ok" for row in rows) else 1
+    return 0 if all(row.passed for row in rows) else 1
 
 
 @asynccontextmanager

@@ -10,10 +10,17 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
 from engine.base import Engine
+
+# A slow machine is no fault of what is tested.
+hypothesis.settings.register_profile(
+    "stillframe", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("stillframe")
 
 _EXIT_STATUS = "PYTEST_STILLFRAME_EXIT_STATUS"
 

@@ -211,6 +211,7 @@ class FakeApp:
         lines = [f"# TYPE vllm:{name} counter\nvllm:{name}_total{label} {value}\n" for name, value in counters.items()]
         gauges = {"num_requests_running": core.scheduler.running, "num_requests_waiting": core.scheduler.waiting}
         lines += [f"# TYPE vllm:{name} gauge\nvllm:{name}{label} {len(value)}\n" for name, value in gauges.items()]
+        lines.append(f'vllm:cache_config_info{{block_size="{core.config.block_tokens}",engine="0"}} 1.0\n')
         await _reply(send, 200, "".join(lines).encode(), _TEXT)
 
 

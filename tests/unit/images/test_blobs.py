@@ -119,6 +119,7 @@ async def test_a_sweep_that_fails_breaks_no_write_that_is_under_way() -> None:
         held.set()
         await writing
         assert store.stats().size_bytes == 1300
+        await store.settle()
         # The next write over the bound sweeps.
         bucket.refused.clear()
         await store.put("t/d", bytes(100))

@@ -145,6 +145,10 @@ async def test_what_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
     await service.close()
 
 
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def lose(folder: Path) -> int:
     """Delete all pinned images of the tenant t, as another process's sweep may."""
     lost = list((folder / "t" / "images").iterdir())
@@ -231,13 +235,33 @@ async def test_history_is_fetched_again_only_when_its_bytes_are_lost(site: Site,
     await service.close()
 
 
-async def test_the_store_outlives_the_service() -> None:
-    store = BlobStore("memory://")
-    for _ in range(2):
-        service = ImageService(replace(LIMITS, payload_cache_bytes=0), FETCH, store)
-        ref = await service.resolve(data_source(read("base.png")), tenant="t")
-        assert await service.payload(ref, tenant="t")
-        await service.close()
+async def test_what_is_used_is_swept_later(site: Site, tmp_path: Path) -> None:
+    source = ImageSource("url", site.url("/image.png"), PLACE)
+    service = make(str(tmp_path))
+    await service.resolve(source, tenant="t", record=["here"])
+    await service.close()
+    files = files_in(tmp_path)
+    assert len(files) == 2
+    for path in files:
+        os.utime(path, (1000, 1000))
+    service = make(str(tmp_path))
+    await service.resolve(source, tenant="t", lookup=["here"])
+    assert all(path.stat().st_mtime > 1000 for path in files)
+    assert len(site.requests) == 1
+    await service.close()
+
+
+async def test_the_store_is_closed_by_whoever_opened_it() -> None:
+    async with running_bucket() as bucket:
+        store = bucket.open(1000)
+        held = bucket.hold("delete")
+        for key in ("t/a", "t/b"):
+            await store.put(key, bytes(600))
+        await bucket.wait_for("delete")
+        await asyncio.wait_for(ImageService(LIMITS, FETCH, store).close(), 5)
+        held.set()
+        await store.close()
+        assert list(bucket.blobs) == ["t/b"]
 
 
 async def test_a_store_that_fails_leaves_the_request_to_memory(tmp_path: Path) -> None:
