@@ -150,6 +150,7 @@ async def _receive(
         cache_salt=tenant.cache_salt,
         affinity=asgi.header(scope, b"x-stillframe-conversation") or history.conversation(tenant, body),
         authorization=None if gateway.has_own_key else authorization,
+        max_image_bytes=gateway.settings.images.max_sent_bytes,
     )
 
 

@@ -68,6 +68,7 @@ class Images(_Section):
     decode_queue: int = Field(ge=1)
     memo_entries: int = Field(ge=1)
     payload_cache_bytes: int = Field(ge=0)
+    max_sent_bytes: int = Field(ge=1024)
     store_url: str
     store_max_bytes: int = Field(ge=0)
     near_duplicate_distance: int = Field(ge=0, le=64)
@@ -81,7 +82,7 @@ class Images(_Section):
 
     def limits(self) -> ImageLimits:
         """These settings as the image service takes them."""
-        return ImageLimits(**self.model_dump(exclude={"store_url"}))
+        return ImageLimits(**self.model_dump(exclude={"store_url", "max_sent_bytes"}))
 
 
 class Fetch(_Section):

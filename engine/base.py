@@ -40,6 +40,7 @@ class ChatRequest:
     `body` is OpenAI's chat completion body in which every image part is an `EngineImage`. `cache_salt` keeps
     tenants apart in the prefix cache. `affinity` names the conversation, for the choice among several upstreams.
     `authorization` is the client's own header value, for upstreams that are configured without a key.
+    `max_image_bytes` bounds the image data, as data URLs, that may be in memory to be sent at once.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class ChatRequest:
     cache_salt: str
     affinity: str = ""
     authorization: str | None = None
+    max_image_bytes: int = 128 * 1024 * 1024
 
 
 @dataclass(slots=True)

@@ -209,7 +209,6 @@ async def open_chat(
     holdings: Holdings,
     send: Send,
     accepts_salt: bool | None = None,
-    max_image_bytes: int = MAX_IMAGE_BYTES,
 ) -> AsyncGenerator[EngineReply]:
     """Send a chat, with as few image bytes as the engine needs, and give its reply.
 
@@ -219,14 +218,14 @@ async def open_chat(
 
     Raises:
         RequestError: the body cannot be written as JSON, or (413 `too_many_image_bytes`) the images that have to be
-            sent are larger than `max_image_bytes` as data URLs.
+            sent are larger than the request's `max_image_bytes` as data URLs.
         EngineError: whatever `send` raises.
     """
     body = {key: value for key, value in request.body.items() if key != "cache_salt"}
     if request.cache_salt and (accepts_uuid if accepts_salt is None else accepts_salt):
         body["cache_salt"] = request.cache_salt
     generation = holdings.generation
-    first = await render(body, accepts_uuid=accepts_uuid, held=holdings, max_image_bytes=max_image_bytes)
+    first = await render(body, accepts_uuid=accepts_uuid, held=holdings, max_image_bytes=request.max_image_bytes)
     async with send(first.segments) as reply:
         if not (first.by_uuid_alone and await _is_miss(reply)):
             reply.sent_image_bytes = first.image_bytes
@@ -238,7 +237,7 @@ async def open_chat(
     sent_image_bytes, missed = first.image_bytes, len(first.by_uuid_alone)
     # Let go before all bytes are loaded: the bound is for one body.
     del first
-    again = await render(body, accepts_uuid=accepts_uuid, max_image_bytes=max_image_bytes)
+    again = await render(body, accepts_uuid=accepts_uuid, max_image_bytes=request.max_image_bytes)
     async with send(again.segments) as reply:
         reply.sent_image_bytes = sent_image_bytes + again.image_bytes
         reply.image_misses = missed

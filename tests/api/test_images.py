@@ -226,7 +226,7 @@ async def test_what_cannot_be_fetched_names_its_place(fetching: tuple[Rig, str],
     assert rig.engine.wire == []
 
 
-async def test_bytes_that_are_lost_name_their_place(tmp_path: Path) -> None:
+async def test_bytes_that_are_lost_are_taken_from_the_request(tmp_path: Path) -> None:
     """The store was emptied behind our back, and memory holds the identity alone."""
     environment = {"IMAGES__PAYLOAD_CACHE_BYTES": "0"}
     async with running(tmp_path, environment=environment) as rig:
@@ -234,11 +234,17 @@ async def test_bytes_that_are_lost_name_their_place(tmp_path: Path) -> None:
         for blob in blobs(tmp_path):
             blob.unlink()
         await rig.call("POST", "/admin/reset", headers={"authorization": "Bearer admin-token-of-the-tests"})
-        answer = await rig.chat(ask(user(text("a"), image())))
-        assert (answer.status, answer.error["code"]) == (400, "image_lost")
-        assert answer.error["param"] == "messages[0].content[1]"
-        # The client sends it again, as it was told.
         assert (await rig.chat(ask(user(text("a"), image())))).status == 200
+        assert blobs(tmp_path)
+
+
+async def test_too_much_image_data_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, environment={"IMAGES__MAX_SENT_BYTES": "60000"}) as rig:
+        assert (await rig.chat(ask(user(image())))).status == 200
+        answer = await rig.chat(ask(user(image("base_level0.png"), image("invoice_100.png"), image("gray_l.png"))))
+        assert answer.status == 200
+        refused = await rig.chat(ask(user(image("alpha.png"), image("alpha_on_white.png"), image("cmyk_as_rgb.png"))))
+        assert (refused.status, refused.error["code"]) == (413, "too_many_image_bytes")
 
 
 async def test_image_bytes_do_not_pass_through_escapes(rig: Rig) -> None:

@@ -58,8 +58,10 @@ async def _chunks(answer: bytes) -> AsyncIterator[bytes]:
         yield answer[at : at + 7]
 
 
-async def _chat(wire: Wire, holdings: Holdings, body: dict[str, Any], **options: Any) -> tuple[EngineReply, bytes]:
-    request = ChatRequest("r", body, "salt")
+async def _chat(
+    wire: Wire, holdings: Holdings, body: dict[str, Any], *, max_image_bytes: int = 1 << 30, **options: Any
+) -> tuple[EngineReply, bytes]:
+    request = ChatRequest("r", body, "salt", max_image_bytes=max_image_bytes)
     async with open_chat(request, accepts_uuid=True, holdings=holdings, send=wire.send, **options) as reply:
         return reply, await reply.read()
 
