@@ -26,6 +26,10 @@ from engine.base import ChatRequest, EngineImage, EngineReply
 from metrics.prometheus import Outcome
 from metrics.usage import Usage, read_usage
 
+_ERROR_BYTES = 1024 * 1024
+# A shorter token is a word that may stand in any text.
+_SECRET_CHARS = 8
+
 
 @dataclass(slots=True)
 class Turn:
@@ -40,6 +44,7 @@ class Turn:
     started: bool = False
     outcome: Outcome | None = None
     usage: Usage = field(default_factory=Usage)
+    secrets: tuple[str, ...] = ()
     first_byte: float | None = None
 
     async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
@@ -94,6 +99,8 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
     turn = Turn(gateway, send)
     try:
         authorization = asgi.header(scope, b"authorization")
+        token = (authorization or "").rpartition(" ")[2]
+        turn.secrets = (gateway.settings.upstreams.api_key, token if len(token) >= _SECRET_CHARS else "")
         _require_json(scope)
         tenant = gateway.tenant(authorization)
         gateway.admit()
@@ -214,7 +221,7 @@ async def _relay(turn: Turn, reply: EngineReply) -> None:
     elif reply.headers.get("content-type", "").startswith("text/event-stream"):
         await _relay_events(turn, reply)
     else:
-        body = await reply.read()
+        body = await reply.read(turn.gateway.settings.server.max_answer_bytes)
         turn.usage = read_usage(_usage_of(body))
         turn.note_byte()
         await turn.start(200, b"application/json", len(body))
@@ -225,7 +232,7 @@ async def _relay(turn: Turn, reply: EngineReply) -> None:
 async def _relay_error(turn: Turn, reply: EngineReply) -> None:
     # A key that the client did not choose is not the client's to mend.
     status = 500 if turn.gateway.has_own_key and reply.status in (401, 403) else reply.status
-    status, body = public_error_bytes(await reply.read(), status)
+    status, body = public_error_bytes(await reply.read(_ERROR_BYTES), status, turn.secrets)
     turn.outcome = "refused" if status < 500 else "failed"
     turn.started = True
     after = reply.headers.get("retry-after", "")
@@ -262,5 +269,7 @@ def _usage_of(body: bytes) -> Mapping[str, Any] | None:
         data: Any = from_json(body)
     except ValueError as error:
         raise EngineProtocolError("The engine's answer is not JSON.") from error
-    usage = cast("dict[str, Any]", data).get("usage") if isinstance(data, dict) else None
+    if not isinstance(data, dict):
+        raise EngineProtocolError("The engine's answer is not a JSON object.")
+    usage = cast("dict[str, Any]", data).get("usage")
     return cast("dict[str, Any]", usage) if isinstance(usage, dict) else None

@@ -17,7 +17,7 @@ from typing import Any, cast
 from blake3 import blake3
 from pydantic_core import to_json
 
-from app.wire import ChatCall
+from app.wire import ChatCall, FoundImage
 from context.tenancy import Tenant
 from engine.base import EngineImage
 
@@ -40,6 +40,9 @@ def places(tenant: Tenant, call: ChatCall) -> Mapping[tuple[int, int], PlaceKeys
     by_url = {(image.message, image.part): image for image in call.images if image.source.kind == "url"}
     if not by_url:
         return {}
+    at_message: dict[int, list[FoundImage]] = {}
+    for image in by_url.values():
+        at_message.setdefault(image.message, []).append(image)
     keys: dict[tuple[int, int], PlaceKeys] = {}
     chain = blake3(tenant.key)
     last = max(message for message, _ in by_url)
@@ -50,12 +53,10 @@ def places(tenant: Tenant, call: ChatCall) -> Mapping[tuple[int, int], PlaceKeys
     for index, message in enumerate(call.messages[: last + 1]):
         chain.update(blake3(to_json(_light(message, data.get(index, {})))).digest())
         so_far = chain.hexdigest()
-        for (at, part), image in by_url.items():
-            if at != index:
-                continue
-            here = f"place-{so_far}-{part}"
+        for image in at_message.get(index, ()):
+            here = f"place-{so_far}-{image.part}"
             url = f"url-{blake3(tenant.key + _digest(image.source.value).encode()).hexdigest()}"
-            keys[at, part] = PlaceKeys(
+            keys[index, image.part] = PlaceKeys(
                 lookup=(here, url) if image.history else (), record=(here, url), fallback=(here,)
             )
     return keys

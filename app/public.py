@@ -7,6 +7,7 @@ they are plain. Words that show a library, a path, an object of the process or a
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, cast
 
 from pydantic_core import from_json
@@ -30,20 +31,23 @@ _CODE = re.compile(r"[\w.-]{1,64}")
 _LOCATED = re.compile(r"'type': '[\w.]+', 'loc': '(?:body\.)?([^']*)', 'msg': '([^']*)'")
 
 
-def public_error(body: Any, status: int) -> tuple[int, dict[str, Any]]:
+def public_error(body: Any, status: int, secrets: Iterable[str] = ()) -> tuple[int, dict[str, Any]]:
     """An engine's error as the client gets it: status and OpenAI's error body.
 
     Args:
         body: the engine's parsed answer, of any shape.
         status: its HTTP status. A 4xx stays; all else becomes 502 with our own words, but for the 503 of an engine
             that is busy and the 504 of one that is late.
+        secrets: what must not stand in it: the keys that the engine was called with.
     """
     error: Any = cast("dict[str, Any]", body).get("error") if isinstance(body, dict) else None
     fields = cast("dict[str, Any]", error if isinstance(error, dict) else body if isinstance(body, dict) else {})
     if not 400 <= status < 500:
         kept = status if status in (503, 504) else 502
         return kept, _body("The engine failed to answer this request.", "server_error", None, "engine_error")
-    message, param, code = fields.get("message"), fields.get("param"), fields.get("code")
+    message, param, code = (_cut(fields.get(name)) for name in ("message", "param", "code"))
+    if any(secret in str(field) for secret in secrets if secret for field in (message, param, code)):
+        message = param = code = None
     if isinstance(message, str) and (located := _LOCATED.search(message)):
         param, message = located.group(1), f"{located.group(1)}: {located.group(2)}."
     if not isinstance(message, str) or not message or _PRIVATE.search(message) or _SECRET.search(message):
@@ -57,16 +61,21 @@ def public_error(body: Any, status: int) -> tuple[int, dict[str, Any]]:
         if isinstance(code, str) and _CODE.fullmatch(code)
         else {404: "model_not_found", 401: "invalid_api_key"}.get(status)
     )
-    return status, _body(message[:_MAX_MESSAGE], kind, param, word or "invalid_value")
+    return status, _body(message, kind, param, word or "invalid_value")
 
 
-def public_error_bytes(raw: bytes, status: int) -> tuple[int, dict[str, Any]]:
+def _cut(value: Any) -> Any:
+    """A text's beginning. Before anything is looked for in it: what an engine echoes may be megabytes long."""
+    return value[:_MAX_MESSAGE] if isinstance(value, str) else value
+
+
+def public_error_bytes(raw: bytes, status: int, secrets: Iterable[str] = ()) -> tuple[int, dict[str, Any]]:
     """`public_error` on an answer's bytes, which need not be JSON."""
     try:
         body: Any = from_json(raw)
     except ValueError:
         body = None
-    return public_error(body, status)
+    return public_error(body, status, secrets)
 
 
 def _body(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:

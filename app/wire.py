@@ -37,7 +37,7 @@ _MEDIA_KEYS = frozenset(
     | {"prompt_embeds", "file"}
 )
 # A number of more than 308 digits, or with an exponent of three.
-_MAY_OVERFLOW = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
+_MAY_OVERFLOW = re.compile(rb"[0-9][eE]\+?[0-9]{3}|(?<![0-9])[0-9]{309}")
 _POSITION = re.compile(r"line (\d+) column (\d+)")
 
 
@@ -128,15 +128,17 @@ def _check_chat(data: Any, texts: Mapping[str, memoryview], default_model: str |
             "messages must be a list of at least one message.", code="invalid_messages", param="messages"
         )
     body["messages"] = checked = cast("list[dict[str, Any]]", messages)
-    images = tuple(_find_images(checked, texts))
-    if len(images) > max_images:
-        raise RequestError(
-            f"The request has {len(images)} images; the limit is {max_images}. Send fewer, or raise "
-            "images.max_images_per_request.",
-            code="too_many_images",
-            param=images[max_images].source.place,
-        )
-    return ChatCall(body, images, bool(body.get("stream")), bool(options.get("include_usage")))
+    images: list[FoundImage] = []
+    for found in _find_images(checked, texts):
+        if len(images) == max_images:
+            raise RequestError(
+                f"The request has more images than the limit of {max_images}. Send fewer, or raise "
+                "images.max_images_per_request.",
+                code="too_many_images",
+                param=found.source.place,
+            )
+        images.append(found)
+    return ChatCall(body, tuple(images), bool(body.get("stream")), bool(options.get("include_usage")))
 
 
 def parse_json(raw: bytes | bytearray) -> Any:

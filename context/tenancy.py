@@ -96,7 +96,7 @@ def load_token(path: Path) -> str:
                 pass
             finally:
                 fresh.unlink(missing_ok=True)
-        token = path.read_text().strip()
+        token = path.read_text("ascii", "replace").strip()
     except OSError as error:
         reason = f"cannot keep {path.name} there ({error.strerror}); choose a folder that can be written with data_dir"
         raise ConfigError("settings", "data_dir", reason) from error

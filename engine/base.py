@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from context.errors import EngineProtocolError
 from context.images.base import ImageRef
 
 
@@ -65,9 +66,20 @@ class EngineReply:
     sent_image_bytes: int = 0
     image_misses: int = 0
 
-    async def read(self) -> bytes:
-        """The whole body. For replies that are known to be small or not streamed."""
-        return b"".join([chunk async for chunk in self.chunks])
+    async def read(self, max_bytes: int = 64 * 1024 * 1024) -> bytes:
+        """The whole body. For replies that are known to be small or not streamed.
+
+        Raises:
+            EngineProtocolError: it is longer than `max_bytes`.
+        """
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in self.chunks:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > max_bytes:
+                raise EngineProtocolError("The engine's answer is too long.")
+        return b"".join(chunks)
 
 
 @dataclass(frozen=True, slots=True)

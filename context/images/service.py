@@ -231,7 +231,17 @@ class ImageService:
         return None if ref is None else await self._pins.find(ref.image_id, tenant)
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., _T], *args: Any) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+        # What waits for a thread must not outlive who asked: a cancelled call's place in the queue would go on holding
+        # the whole body of its request.
+        held = [args]
+
+        def call() -> _T:
+            return work(*held.pop())
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, call)
+        finally:
+            held.clear()
 
 
 def _step_back() -> None:

@@ -122,7 +122,8 @@ def _read_webp(data: bytes, limits: ImageLimits) -> Header:
         alpha = kind == b"VP8L" and bool(data[24] & 0x10)
         return Header("WEBP", *size, alpha=alpha)
     animated, metadata = bool(data[20] & 0x02), {b"EXIF": b"", b"XMP ": b""}
-    end, position, frames = int.from_bytes(data[4:8], "little") + 8, 12, 0
+    end, position, frames, pictures = int.from_bytes(data[4:8], "little") + 8, 12, 0, 0
+    said = alpha = bool(data[20] & 0x10)
     for _ in range(10_000):
         if position + 8 > end or frames > 1:
             break
@@ -130,16 +131,21 @@ def _read_webp(data: bytes, limits: ImageLimits) -> Header:
         if position + 8 + length > end:
             raise truncated()
         frames += name == b"ANMF"
+        pictures += name in (b"VP8 ", b"VP8L")
+        # Readers go by the flag or by the picture itself; where the two differ, engines would not see the same.
+        alpha |= name == b"ALPH" or (name == b"VP8L" and length > 5 and bool(data[position + 12] & 0x10))
         if name in metadata and not metadata[name]:
             metadata[name] = data[position + 8 : position + 8 + length]
         position += 8 + length + (length & 1)
+    if pictures > 1:
+        raise malformed()
     # The animated layout of a single frame may place it on a larger canvas; decoders differ, so it is rewritten.
     return Header(
         "WEBP",
         *size,
         frames=2 if frames > 1 else 1,
-        alpha=bool(data[20] & 0x10),
-        rewrite=animated,
+        alpha=alpha,
+        rewrite=animated or alpha != said,
         exif=metadata[b"EXIF"],
         xmp=metadata[b"XMP "],
     )
