@@ -104,7 +104,8 @@ def _serve_command(commands: Any) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     settings = _load(options, "host", "port", "model", "upstream", "workers", "policy")
-    from app.server import configure_logging, serve
+    from app.logs import configure_logging
+    from app.server import serve
 
     configure_logging(settings.log_level)
     return serve(settings)

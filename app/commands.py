@@ -36,6 +36,8 @@ def experiment(options: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError("flag", "--groups", f"takes letters of {''.join(GROUPS)}, such as ADF")
     for file in (options.json, options.plot):
         _check_writable(file)
+    if options.plot is not None and options.plot.suffix != ".png":
+        raise ConfigError("flag --plot", str(options.plot), "must end in .png")
     return asyncio.run(_experiment(options, settings, groups))
 
 
@@ -55,24 +57,33 @@ async def _experiment(options: argparse.Namespace, settings: Settings, groups: S
     to_stdout = str(options.json) == "-"
     if options.json is not None:
         _write_json(options.json, {"rows": [asdict(row) for row in rows]})
+    shown = Console(stderr=to_stdout)
+    shown.print(table(rows))
+    shown.print(f"{sum(row.passed for row in rows)} of {len(rows)} rows are as expected.")
     if options.plot is not None:
         await asyncio.to_thread(plot, rows, options.plot)
-    Console(stderr=to_stdout, width=None if sys.stdout.isatty() else 150).print(table(rows))
     return 0 if all(row.passed for row in rows) else 1
+
+
+def _root(url: str) -> str:
+    """A gateway's address, also where it is given as clients take it, with /v1, or without http://."""
+    return (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
 
 
 @asynccontextmanager
 async def _gateway(url: str | None, settings: Settings, console: Console) -> AsyncGenerator[str]:
     """The gateway at `url`, or one that is started here and stopped on leaving."""
     if url:
-        yield url
+        yield _root(url)
         return
     import uvicorn
 
-    from app.server import GatewayApp, bind, check_disk, configure_logging, make_engine
+    from app.logs import configure_logging
+    from app.server import GatewayApp, bind, check_disk, check_model, make_engine
 
     configure_logging("warning")
     check_disk(settings)
+    check_model(settings)
     listener = bind("127.0.0.1", 0)
     engine = await asyncio.to_thread(make_engine, settings)
     app = GatewayApp(settings, engine)

@@ -32,10 +32,16 @@ class Gateway:
     """One gateway process.
 
     The engine starts in the background, so that the gateway can say from the first moment that it is starting.
-    `give_up` is called when it cannot start and never will.
+    `ready` is called with the seconds that it took, `give_up` when it cannot start and never will.
     """
 
-    def __init__(self, settings: Settings, engine: Engine, give_up: Callable[[StillframeError], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        give_up: Callable[[StillframeError], None],
+        ready: Callable[[float], None],
+    ) -> None:
         self.settings = settings
         self.engine = engine
         self.metrics = GatewayMetrics()
@@ -51,7 +57,7 @@ class Gateway:
         self._admin = self._digest((settings.admin_token or load_token(data / "admin-token")).encode())
         self._store = BlobStore(settings.images.store_url or str(data / "images"), settings.images.store_max_bytes)
         self.images = ImageService(settings.images.limits(), settings.fetch.limits(), self._store)
-        self._give_up = give_up
+        self._give_up, self._ready = give_up, ready
         # Whether requests go to the engine with a key that their client did not choose.
         self.has_own_key = bool(settings.upstreams.api_key or settings.auth.keys)
 
@@ -131,7 +137,7 @@ class Gateway:
             gc.collect()
             gc.freeze()
             gc.set_threshold(_COLLECT_EVERY_OBJECTS)
-            _log.info("engine ready after %.0f s", time.monotonic() - started)
+            self._ready(time.monotonic() - started)
         # Not before: an engine that is not started may have nothing to subscribe to.
         with suppress(EngineError):
             await self.encoder_log.follow(self.engine)

@@ -8,16 +8,17 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
 from app import asgi, routes
 from app.gateway import Gateway
+from app.logs import configure_logging
 from app.settings import Settings
 from context.errors import ConfigError, StillframeError
 from engine.base import Engine
@@ -65,6 +66,7 @@ class GatewayApp:
     ) -> None:
         self.failure: StillframeError | None = None
         self.stop = stop
+        self.ready: Callable[[float], None] = lambda _: None
         self._settings = settings
         self._engine = engine
         self._gateway: Gateway | None = None
@@ -83,7 +85,7 @@ class GatewayApp:
         async with AsyncExitStack() as stack:
             try:
                 engine = self._engine or await asyncio.to_thread(make_engine, self._settings)
-                self._gateway = Gateway(self._settings, engine, self._give_up)
+                self._gateway = Gateway(self._settings, engine, self._give_up, self._announce)
                 await stack.enter_async_context(self._gateway.running())
             except ConfigError as error:
                 self.failure = error
@@ -94,6 +96,10 @@ class GatewayApp:
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
+    def _announce(self, seconds: float) -> None:
+        configure_logging(self._settings.log_level)
+        self.ready(seconds)
+
     def _give_up(self, failure: StillframeError) -> None:
         self.failure = failure
         self.stop()
@@ -102,6 +108,11 @@ class GatewayApp:
 class _Server(uvicorn.Server):
     """Takes a signal as the request to stop that it is: uvicorn's own server raises it again afterwards, and a clean
     stop would look like a crash to whatever supervises the process."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            _say("Stopping; running requests may end first.")
+        super().handle_exit(sig, frame)
 
     def stop(self) -> None:
         """Ask it to stop, as a signal does."""
@@ -153,6 +164,7 @@ def serve(settings: Settings) -> int:
         ConfigError: it cannot start.
     """
     check_disk(settings)
+    check_model(settings)
     listener = bind(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -168,7 +180,7 @@ def serve(settings: Settings) -> int:
         loop="uvloop",
         ws="none",
         lifespan="on",
-        log_level="warning",
+        log_level="critical",
         access_log=False,
         server_header=False,
         date_header=False,
@@ -179,6 +191,7 @@ def serve(settings: Settings) -> int:
     )
     server = _Server(config)
     app.stop = server.stop
+    app.ready = lambda seconds: _say(f"Ready after {seconds:.0f} s.")
     if settings.workers == 1:
         try:
             server.run(sockets=[listener])
@@ -217,6 +230,18 @@ def from_environment() -> GatewayApp:
     return GatewayApp(settings)
 
 
+def check_model(settings: Settings) -> None:
+    """Stop early where the embedded engine has no model to load. The demo model is made later; it takes a while.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from app.model import DEMO, resolve_model
+
+    if not settings.upstream and settings.model != DEMO:
+        resolve_model(settings)
+
+
 def check_disk(settings: Settings) -> None:
     """Stop early where files cannot be kept.
 
@@ -234,15 +259,6 @@ def check_disk(settings: Settings) -> None:
         why = getattr(error, "strerror", None) or "not a folder's name"
         reason = f"cannot write in {folder} ({why}); free some space or choose a folder with data_dir"
         raise ConfigError("settings", "data_dir", reason) from error
-
-
-def configure_logging(level: str) -> None:
-    """One line a record on standard error, without the text of foreign exceptions."""
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
-    )
-    for noisy in ("asyncio", "PIL", "matplotlib", "vllm", "transformers", "torch"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
 def _say(line: str) -> None:

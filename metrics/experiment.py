@@ -71,6 +71,8 @@ async def run(
         EngineUnavailable: the gateway or its engine cannot run it; says why.
     """
     engine = (await client.state())["engine"]
+    if engine["state"] != "ready":
+        raise EngineUnavailable("The engine is not ready yet; try again when /health/ready says so.")
     block = engine["block_tokens"]
     if not block or not engine["models"]:
         raise EngineUnavailable(

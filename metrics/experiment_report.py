@@ -6,30 +6,42 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from rich import box
 from rich.table import Table
 
 from metrics.experiment import Row
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Expected and measured side by side, a verdict a row."""
-    shown = Table(title="Second request of each group", title_justify="left")
-    shown.add_column("group")
-    shown.add_column("path")
-    for name in ("prompt", "read", "expected", "write", "uncached", "encoder runs", "hits", "first token"):
-        shown.add_column(name, justify="right")
+    """Expected and measured side by side, a verdict a row. Fits a terminal of 80 columns without cutting a figure."""
+    changes = ", ".join(dict.fromkeys(f"{row.group} {row.change}" for row in rows))
+    derived = (
+        "\nThe engine does not report written tokens; they are derived." if any(r.write_derived for r in rows) else ""
+    )
+    shown = Table(
+        title="Second request of each group",
+        title_justify="left",
+        caption=changes + derived,
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    shown.add_column("")
+    shown.add_column("path", no_wrap=True)
+    for name in ("prompt", "read", "expected", "write", "uncached", "runs", "hits", "first"):
+        shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("verdict")
     for row in rows:
         shown.add_row(
-            f"{row.group} {row.change}" if row.path == "direct" else "",
+            row.group if row.path == "direct" else "",
             row.path,
             _figure(row.prompt_tokens),
             _figure(row.read_tokens),
             _figure(row.expected["read_tokens"]),
-            _figure(row.write_tokens) + (" derived" if row.write_derived else ""),
+            _figure(row.write_tokens),
             _figure(row.uncached_tokens),
-            f"{_figure(row.encoder_runs)} of {row.expected['encoder_runs']}",
-            f"{_figure(row.encoder_hits)} of {row.expected['encoder_hits']}",
+            f"{_figure(row.encoder_runs)}/{row.expected['encoder_runs']}",
+            f"{_figure(row.encoder_hits)}/{row.expected['encoder_hits']}",
             f"{row.ttft_seconds * 1000:.0f} ms",
             f"[green]{row.verdict}[/green]" if row.passed else f"[red]{row.verdict}[/red]",
             end_section=row.path == "gateway",

@@ -5,6 +5,7 @@ It waits for the import of torchvision, so that a process which does not need it
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -45,6 +46,9 @@ def _end_with_parent(parent: int) -> None:
 # A gateway that is killed can tell nobody: vLLM's engine core would outlive it. The process that cleans up what the
 # others leave behind has to.
 if os.environ.get("STILLFRAME_END_WITH_PARENT") == "1" and "resource_tracker" not in " ".join(sys.orig_argv):
+    # A terminal's interrupt goes to all of its foreground group; the gateway alone decides when the engine ends.
+    with contextlib.suppress(OSError):
+        os.setpgrp()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="end-with-parent").start()
 
 # This file hides another sitecustomize further down the path; run that one too.

@@ -54,17 +54,24 @@ class TestTable:
     def test_a_row_for_each_with_measured_and_expected(self) -> None:
         shown = _shown(_rows(read=1600))
         assert table(_rows()).row_count == 4
-        for text in ("A identical", "B text appended", "direct", "gateway", "1,234", "1,600", "640", "2 of 2", "12 ms"):
+        for text in ("A identical", "B text appended", "direct", "gateway", "1,234", "1,600", "640", "2/2", "12 ms"):
             assert text in shown
         assert "derived" not in shown
 
     def test_unreported_is_no_zero(self) -> None:
         shown = _shown(_rows(read=None))
-        assert "? of 0" in shown
+        assert "?/0" in shown
         assert " ? " in shown
 
     def test_a_derived_figure_says_so(self) -> None:
-        assert "560 derived" in _shown(_rows(derived=True))
+        assert "written tokens; they are derived" in _shown(_rows(derived=True))
+
+    def test_no_figure_is_cut_in_a_narrow_terminal(self) -> None:
+        console = Console(width=80, force_terminal=False)
+        with console.capture() as captured:
+            console.print(table(_rows()))
+        for text in ("uncached", "1,234", "640", "560", "12 ms"):
+            assert text in captured.get()
 
     @pytest.mark.parametrize(
         ("verdict", "colour"),
