@@ -203,6 +203,11 @@ async def read_body(
         RequestError: (413) above the limit in either framing, (408) too slow.
         ClientLeft: the client closed the connection.
     """
+    if first is not None and first["type"] == "http.request" and not first.get("more_body", False):
+        whole: bytes = first.get("body", b"")
+        if len(whole) > limit_bytes:
+            raise too_large(limit_bytes)
+        return whole
     # It grows where it lies. To join megabytes at the end would hold up the event loop.
     body = bytearray()
     began = time.monotonic()
