@@ -85,7 +85,7 @@ class GatewayApp:
         async with AsyncExitStack() as stack:
             try:
                 engine = self._engine or await asyncio.to_thread(make_engine, self._settings)
-                self._gateway = Gateway(self._settings, engine, self._give_up, self._announce)
+                self._gateway = Gateway(self._settings, engine, self._give_up, lambda seconds: self.ready(seconds))
                 await stack.enter_async_context(self._gateway.running())
             except ConfigError as error:
                 self.failure = error
@@ -95,10 +95,6 @@ class GatewayApp:
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
-
-    def _announce(self, seconds: float) -> None:
-        configure_logging(self._settings.log_level)
-        self.ready(seconds)
 
     def _give_up(self, failure: StillframeError) -> None:
         self.failure = failure
@@ -191,7 +187,13 @@ def serve(settings: Settings) -> int:
     )
     server = _Server(config)
     app.stop = server.stop
-    app.ready = lambda seconds: _say(f"Ready after {seconds:.0f} s.")
+
+    def ready(seconds: float) -> None:
+        # vLLM and its libraries have set the process's logging up anew.
+        configure_logging(settings.log_level)
+        _say(f"Ready after {seconds:.0f} s.")
+
+    app.ready = ready
     if settings.workers == 1:
         try:
             server.run(sockets=[listener])
