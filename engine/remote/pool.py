@@ -43,7 +43,7 @@ class Upstream:
     def transport(self) -> Transport:
         """Its connections; opened at first use, in the event loop that uses them."""
         if self._transport is None:
-            self._transport = Transport(self._settings)
+            self._transport = Transport(self._settings, self.base)
         return self._transport
 
     def url(self, path: str) -> URL:

@@ -12,6 +12,7 @@ from pydantic_core import from_json, to_json
 from yarl import URL
 
 from context.errors import EngineError, EngineProtocolError, EngineUnavailable
+from engine.base import EngineReply
 from engine.images import is_cache_miss
 from engine.remote.settings import RemoteSettings, server_url
 from engine.remote.transport import AttemptFailed, Transport
@@ -99,21 +100,28 @@ async def _ask(
     transport: Transport, method: str, url: URL, settings: RemoteSettings, headers: Mapping[str, str], body: bytes = b""
 ) -> tuple[int, bytes]:
     content = {"content-type": "application/json"} if body else {}
-    segments = (body,) if body else ()
     seconds = min(settings.probe_timeout_seconds, settings.read_timeout_seconds)
-    try:
-        async with transport.send(
-            method, url, headers={**headers, **content}, body=segments, read_timeout_seconds=seconds
-        ) as reply:
-            chunks: list[bytes] = []
-            async for chunk in reply.chunks:
-                chunks.append(chunk)
-                if sum(map(len, chunks)) > _MAX_ANSWER_BYTES:
-                    raise EngineProtocolError("The upstream engine's answer about itself has no end.")
-            return reply.status, b"".join(chunks)
-    except AttemptFailed as failure:
-        error: EngineError = failure.error
-        raise error from failure.__cause__
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            async with transport.send(
+                method, url, headers={**headers, **content}, body=(body,) if body else (), read_timeout_seconds=seconds
+            ) as reply:
+                return reply.status, await _bounded(reply)
+        except AttemptFailed as failure:
+            # An upstream that was started anew has closed all connections that were at rest.
+            if failure.kind != "stale" or tries > 1:
+                raise failure.error from failure.__cause__
+
+
+async def _bounded(reply: EngineReply) -> bytes:
+    chunks: list[bytes] = []
+    async for chunk in reply.chunks:
+        chunks.append(chunk)
+        if sum(map(len, chunks)) > _MAX_ANSWER_BYTES:
+            raise EngineProtocolError("The upstream engine's answer about itself has no end.")
+    return b"".join(chunks)
 
 
 def _models(answer: bytes) -> list[Mapping[str, Any]]:

@@ -1,34 +1,29 @@
 """One HTTP request to an upstream and its answer, over a pool of kept-alive connections.
 
-aiohttp was chosen by measuring: docs/adr/0003-http-client.md. Nothing of it shows outside of this module.
+The client is our own, because a library's was half of the cost of a small request: docs/adr/0006-own-http-client.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import ssl
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from contextvars import ContextVar
-from typing import cast
-from weakref import WeakKeyDictionary
 
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.connector import Connection
-from aiohttp.http_writer import StreamWriter
-from aiohttp.tracing import Trace
 from yarl import URL
 
 from context.errors import EngineError, EngineProtocolError, EngineTimeout, EngineUnavailable
 from engine.base import EngineReply
+from engine.remote.answer import Answer
+from engine.remote.dial import Place, default_trust, dial
+from engine.remote.http1 import Broken, Connection
+from engine.remote.request import request_head
 from engine.remote.settings import RemoteSettings
 
 # What of an upstream's response headers may go on to a client: nothing that names its machines or sets state.
-_SAFE_HEADERS = frozenset(("content-type", "x-request-id", "retry-after"))
-_SAFE_PREFIXES = ("x-ratelimit-", "openai-")
-_READ_BYTES = 256 * 1024
-# A smaller piece of a body is written without waiting for room; what is large waits for all before it.
-_SMALL_BYTES = 32 * 1024
+_SAFE_HEADERS = frozenset((b"content-type", b"x-request-id", b"retry-after"))
+_SAFE_PREFIXES = (b"x-ratelimit-", b"openai-")
+_WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 
 
 class AttemptFailed(Exception):
@@ -46,130 +41,38 @@ class AttemptFailed(Exception):
         self.error, self.kind = error, kind
 
 
-class _Carrier:
-    """The connection that a request went out on. aiohttp does not tell when the request fails."""
-
-    __slots__ = ("protocol",)
-
-    def __init__(self) -> None:
-        self.protocol: object = None
-
-
-_CARRIER: ContextVar[_Carrier] = ContextVar("stillframe_carrier")
-
-
-class _SegmentBody(aiohttp.Payload):
-    """A body sent piece by piece with a known length, so that megabytes of image are never joined or chunked."""
-
-    # There is nothing to close, and it may be written again.
-    _autoclose = True
-
-    def __init__(self, segments: Sequence[bytes], write_timeout_seconds: float) -> None:
-        super().__init__(segments, content_type="application/json")
-        self._segments = segments
-        self._size = sum(map(len, segments))
-        self._write_timeout_seconds = write_timeout_seconds
-        self._transport: asyncio.Transport | None = None
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return b"".join(self._segments).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        stream = cast("StreamWriter", writer)
-        # Kept because aiohttp forgets it when it closes the connection, which is when `abort` is needed.
-        self._transport = stream.transport
-        for segment in self._segments:
-            if len(segment) < _SMALL_BYTES:
-                await stream.write(segment, drain=False)
-                continue
-            # aiohttp's read timeout starts behind the body: an upstream that stops reading would hold us forever.
-            async with asyncio.timeout(self._write_timeout_seconds):
-                await stream.write(segment)
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        await self.write(writer)
-
-    def abort(self) -> None:
-        """Drop the connection with whatever of the body it has not sent yet."""
-        if self._transport is not None:
-            self._transport.abort()
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Knows how many requests a connection has carried."""
-
-    def __init__(self, keep_alive_seconds: float) -> None:
-        # The number of connections is bounded by `Transport`: aiohttp cannot tell a full pool from a dead peer.
-        super().__init__(limit=0, keepalive_timeout=keep_alive_seconds)  # pyright: ignore[reportUnknownMemberType]
-        self._uses: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-
-    async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> Connection:
-        connection = await super().connect(req, traces, timeout)
-        protocol = connection.protocol
-        self._uses[protocol] = self._uses.get(protocol, 0) + 1
-        _CARRIER.get().protocol = protocol
-        return connection
-
-    def reused(self, protocol: object) -> bool:
-        """Whether a connection carried a request before the latest one."""
-        return protocol is not None and self._uses.get(protocol, 0) > 1
-
-
-class _Chunks:
-    """The pieces of an answer as they arrive. Not a generator: one that is left half read would need a task to end."""
-
-    def __init__(self, transport: Transport, response: aiohttp.ClientResponse) -> None:
-        self._transport, self._response = transport, response
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        try:
-            chunk = await self._response.content.readany()
-        except TimeoutError as error:
-            raise EngineTimeout("The upstream engine stopped answering in the middle of its answer.") from error
-        except (aiohttp.ClientError, OSError) as error:
-            if self._transport.closed:
-                raise EngineUnavailable("The gateway is stopping.") from error
-            raise EngineProtocolError("The upstream engine broke off in the middle of its answer.") from error
-        if not chunk:
-            raise StopAsyncIteration
-        return chunk
-
-
 class Transport:
-    """Connections to one upstream. Made inside the event loop that uses it; `close` frees all of them."""
+    """Connections to one upstream. Used in one event loop; `close` frees all of them."""
 
-    def __init__(self, settings: RemoteSettings) -> None:
+    def __init__(self, settings: RemoteSettings, base: URL) -> None:
+        """`base` is any URL of the upstream: scheme, host and port are the same in all of them."""
         self._settings = settings
+        self._place = Place(base.raw_host or "", base.port or 0, base.scheme == "https")
+        self._host = base.host_port_subcomponent or ""
+        self._trust: ssl.SSLContext | None = None
         self._slots = asyncio.Semaphore(settings.connections)
-        self._sending: set[_SegmentBody] = set()
-        self._connector = _Connector(settings.keep_alive_seconds)
-        self._session = aiohttp.ClientSession(
-            connector=self._connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=_READ_BYTES,
-            skip_auto_headers=("content-type", "accept"),
-            headers={"user-agent": "stillframe", "accept-encoding": "identity"},
-        )
-        self._timeout = self._timeouts(settings.read_timeout_seconds)
+        # What has a socket or is about to. What rests is taken from the end: the longest at rest are let go.
+        self._alive: set[Connection] = set()
+        self._resting: dict[Connection, None] = {}
+        self._dialing: set[asyncio.Timeout] = set()
+        self._closed = False
+        self._emptied = asyncio.Event()
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._session.closed
+        return self._closed
 
     async def close(self) -> None:
         """Close every connection; whoever waits for one of them gets EngineUnavailable."""
-        # A peer that stopped reading would keep a half-sent body, and so its connection, open.
-        for payload in tuple(self._sending):
-            payload.abort()
-        await self._session.close()
+        self._closed = True
+        for limit in self._dialing:
+            if not limit.expired():
+                limit.reschedule(0)
+        for connection in tuple(self._alive):
+            connection.abort()
+        if self._alive:
+            await self._emptied.wait()
 
     def send(
         self,
@@ -182,14 +85,27 @@ class Transport:
     ) -> AbstractAsyncContextManager[EngineReply]:
         """Send a request and give its answer as soon as the headers are there. Leaving early closes the connection.
 
+        Of `url` path and query count. Names in `headers` are in lower case.
+
         Raises:
+            RequestError: (on entering) the request cannot be written as HTTP; nothing was sent.
             AttemptFailed: (on entering) there was no answer, or none that can be passed on.
             EngineTimeout, EngineProtocolError, EngineUnavailable: (while iterating the chunks) it broke off.
         """
         wait = self._settings.read_timeout_seconds if read_timeout_seconds is None else read_timeout_seconds
         return _Exchange(self, method, url, headers, body, wait)
 
+    def head(self, method: str, url: URL, headers: Mapping[str, str], body: Sequence[bytes]) -> bytes:
+        """A request's head. Raises RequestError as `send` says."""
+        length = sum(map(len, body)) if body or method in _WITH_BODY else None
+        return request_head(method, url.raw_path_qs, self._host, headers, length)
+
     async def take_slot(self, wait_seconds: float) -> None:
+        """Wait for one's turn to have a connection.
+
+        Raises:
+            AttemptFailed: it did not come in time.
+        """
         if self._slots.locked():
             try:
                 async with asyncio.timeout(wait_seconds):
@@ -204,49 +120,87 @@ class Transport:
         """Let the next request have its turn."""
         self._slots.release()
 
-    async def respond(
-        self, method: str, url: URL, headers: Mapping[str, str], payload: _SegmentBody | bytes | None, wait: float
-    ) -> aiohttp.ClientResponse:
-        """The answer to one request, its body unread.
+    def rested(self) -> Connection | None:
+        """A connection that is open already, if there is one."""
+        while self._resting:
+            connection, _ = self._resting.popitem()
+            if connection.wake():
+                return connection
+        return None
+
+    async def open(self) -> Connection:
+        """A new connection.
 
         Raises:
-            AttemptFailed: there was none.
+            AttemptFailed: there is none to be had.
         """
-        carrier = _Carrier()
-        _CARRIER.set(carrier)
-        large = payload if isinstance(payload, _SegmentBody) else None
-        if large is not None:
-            self._sending.add(large)
-        timeout = self._timeout if wait == self._settings.read_timeout_seconds else self._timeouts(wait)
+        if self._closed:
+            raise self._stopping()
+        connection = Connection(self._gone)
+        self._alive.add(connection)
         try:
-            response = await self._session.request(
-                method, url, data=payload, headers=headers, allow_redirects=False, timeout=timeout
-            )
+            async with asyncio.timeout(self._settings.connect_timeout_seconds) as limit:
+                self._dialing.add(limit)
+                try:
+                    await self._dial(connection)
+                finally:
+                    self._dialing.discard(limit)
         except BaseException as error:
-            if large is not None:
-                self._sending.discard(large)
-                large.abort()
-            if self.closed and not _wanted(error):
-                raise AttemptFailed(EngineUnavailable("The gateway is stopping."), "unknown") from error
-            if isinstance(error, (aiohttp.ClientError, OSError)):
-                raise _failure(error, payload is not None and self._connector.reused(carrier.protocol)) from error
+            connection.abort()
+            # uvloop closes what it was about to give without a word to it.
+            self._gone(connection)
+            if isinstance(error, OSError):
+                raise (self._stopping() if self._closed else _unreachable(error)) from error
             raise
-        return response
+        return connection
 
-    def sent(self, payload: _SegmentBody) -> None:
-        """A body is no longer on its way."""
-        self._sending.discard(payload)
+    async def _dial(self, connection: Connection) -> None:
+        if self._place.secure and self._trust is None:
+            # Reading the system's certificates would hold up the event loop.
+            self._trust = await asyncio.to_thread(default_trust)
+        await dial(self._place, lambda: connection, self._trust)
 
-    def _timeouts(self, read_seconds: float) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(
-            total=None, sock_connect=self._settings.connect_timeout_seconds, sock_read=read_seconds
-        )
+    def leave(self, connection: Connection) -> None:
+        """A request on a connection is over, its answer read to the end or not."""
+        if connection.rest(self._settings.keep_alive_seconds):
+            self._resting[connection] = None
+
+    def _gone(self, connection: Connection) -> None:
+        self._resting.pop(connection, None)
+        self._alive.discard(connection)
+        if self._closed and not self._alive:
+            self._emptied.set()
+
+    def failure(self, broken: Broken, connection: Connection) -> AttemptFailed:
+        """A connection that ended before its answer began, in words for the caller."""
+        if self._closed:
+            return self._stopping()
+        if broken.fault == "silent":
+            return AttemptFailed(EngineTimeout("The upstream engine did not answer in time."), "unknown")
+        if broken.fault == "deaf":
+            return AttemptFailed(EngineTimeout("The upstream engine did not take the request in time."), "unknown")
+        if broken.fault == "garbled":
+            return AttemptFailed(EngineProtocolError("The upstream engine's answer is not HTTP."), "unknown")
+        words = "The upstream engine closed the connection before it answered."
+        stale = connection.reused and not connection.answer.heard
+        return AttemptFailed(EngineUnavailable(words), "stale" if stale else "unknown")
+
+    def interruption(self, broken: Broken) -> EngineError:
+        """A connection that ended in the middle of its answer, in words for the caller."""
+        if self._closed:
+            return EngineUnavailable("The gateway is stopping.")
+        if broken.fault in ("silent", "deaf"):
+            return EngineTimeout("The upstream engine stopped answering in the middle of its answer.")
+        return EngineProtocolError("The upstream engine broke off in the middle of its answer.")
+
+    def _stopping(self) -> AttemptFailed:
+        return AttemptFailed(EngineUnavailable("The gateway is stopping."), "unknown")
 
 
 class _Exchange(AbstractAsyncContextManager[EngineReply]):
-    """One request and its answer. Written out: a generator for each was a measurable part of a small request."""
+    """One request and its answer, whose chunks it iterates. Generators for the two were a measurable part of both."""
 
-    __slots__ = ("_body", "_headers", "_method", "_payload", "_response", "_transport", "_url", "_wait")
+    __slots__ = ("_body", "_connection", "_headers", "_method", "_transport", "_url", "_wait")
 
     def __init__(
         self,
@@ -259,21 +213,21 @@ class _Exchange(AbstractAsyncContextManager[EngineReply]):
     ) -> None:
         self._transport, self._method, self._url = transport, method, url
         self._headers, self._body, self._wait = headers, body, wait
-        self._payload: _SegmentBody | bytes | None = None
-        self._response: aiohttp.ClientResponse | None = None
+        self._connection: Connection | None = None
 
     async def __aenter__(self) -> EngineReply:
-        await self._transport.take_slot(self._wait)
+        transport = self._transport
+        head = transport.head(self._method, self._url, self._headers, self._body)
+        await transport.take_slot(self._wait)
         try:
-            if self._body or self._method in ("POST", "PUT", "PATCH"):
-                small = sum(map(len, self._body)) < _SMALL_BYTES
-                # What is small goes out with the headers; aiohttp does most for plain bytes.
-                self._payload = b"".join(self._body) if small else _SegmentBody(self._body, self._wait)
-            self._response = response = await self._transport.respond(
-                self._method, self._url, self._headers, self._payload, self._wait
-            )
-            _check(response)
-            return EngineReply(response.status, _safe(response), _Chunks(self._transport, response))
+            connection = self._connection = transport.rested() or await transport.open()
+            connection.send(head, self._body, self._wait, bodiless=self._method == "HEAD")
+            try:
+                await connection.answered()
+            except Broken as broken:
+                raise transport.failure(broken, connection) from broken
+            answer = connection.answer
+            return EngineReply(answer.status, _passed_on(answer), self)
         except BaseException:
             self._leave()
             raise
@@ -281,51 +235,54 @@ class _Exchange(AbstractAsyncContextManager[EngineReply]):
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         self._leave()
 
+    def __aiter__(self) -> _Exchange:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._connection is None:
+            raise EngineProtocolError("The upstream engine's answer was left before its end.")
+        try:
+            chunk = await self._connection.piece()
+        except Broken as broken:
+            raise self._transport.interruption(broken) from broken
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
+
     def _leave(self) -> None:
-        large = self._payload if isinstance(self._payload, _SegmentBody) else None
-        if large is not None:
-            self._transport.sent(large)
-        if self._response is not None:
-            # A connection goes back to the pool by itself once its answer was read to the end.
-            unfinished = self._response.connection is not None
-            self._response.close()
-            if unfinished and large is not None:
-                large.abort()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._transport.leave(connection)
         self._transport.free_slot()
 
 
-def _wanted(error: BaseException) -> bool:
-    """Whether the caller itself ended the wait. aiohttp, too, cancels what still resolves a name when it is closed."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-
-
-def _failure(error: Exception, reused: bool) -> AttemptFailed:
-    """A library's exception before the first byte, in our words."""
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return AttemptFailed(EngineTimeout("The upstream engine did not take the connection in time."), "unreachable")
+def _unreachable(error: OSError) -> AttemptFailed:
+    """Why there is no connection, in our words."""
     if isinstance(error, TimeoutError):
-        return AttemptFailed(EngineTimeout("The upstream engine did not answer in time."), "unknown")
-    if isinstance(error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)):
+        return AttemptFailed(EngineTimeout("The upstream engine did not take the connection in time."), "unreachable")
+    if isinstance(error, ssl.SSLCertVerificationError):
         words = "The upstream engine's certificate is not trusted."
-        return AttemptFailed(EngineUnavailable(words), "unreachable")
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return AttemptFailed(EngineUnavailable("The upstream engine cannot be reached."), "unreachable")
-    if isinstance(error, (aiohttp.ClientResponseError, aiohttp.ClientPayloadError, aiohttp.InvalidURL)):
-        return AttemptFailed(EngineProtocolError("The upstream engine's answer is not HTTP."), "unknown")
-    words = "The upstream engine closed the connection before it answered."
-    return AttemptFailed(EngineUnavailable(words), "stale" if reused else "unknown")
+    elif isinstance(error, ssl.SSLError):
+        words = "The upstream engine does not speak TLS; if its address is right, write it with http instead of https."
+    else:
+        words = "The upstream engine cannot be reached."
+    return AttemptFailed(EngineUnavailable(words), "unreachable")
 
 
-def _check(response: aiohttp.ClientResponse) -> None:
-    if 300 <= response.status < 400:
+def _passed_on(answer: Answer) -> dict[str, str]:
+    """The headers of an answer that go on to a client.
+
+    Raises:
+        AttemptFailed: the answer cannot be passed on.
+    """
+    if 300 <= answer.status < 400:
         words = "The upstream engine answered with a redirect; set its final address as the upstream."
         raise AttemptFailed(EngineProtocolError(words), "unknown")
-    if response.headers.get("content-encoding", "identity").lower() != "identity":
+    if answer.fields.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
         words = "The upstream engine compressed its answer although it was asked not to."
         raise AttemptFailed(EngineProtocolError(words), "unknown")
-
-
-def _safe(response: aiohttp.ClientResponse) -> dict[str, str]:
-    pairs = ((name.lower(), value) for name, value in response.headers.items())
-    return {name: value for name, value in pairs if name in _SAFE_HEADERS or name.startswith(_SAFE_PREFIXES)}
+    return {
+        name.decode("latin-1"): value.decode("latin-1").strip()
+        for name, value in answer.fields.items()
+        if name in _SAFE_HEADERS or name.startswith(_SAFE_PREFIXES)
+    }

@@ -1,4 +1,4 @@
-"""Which HTTP client should forward chats? Measures each inside a plain ASGI relay; docs/adr/0003 keeps the figures.
+"""Which HTTP client should forward chats? Measures each inside a plain ASGI relay; docs/adr/0006 keeps the figures.
 
     python -m tests.bench.http_client [--rounds 7] [--json FILE]
 
@@ -23,6 +23,7 @@ import aiohttp
 import httpx
 import uvicorn
 import uvloop
+from aiohttp.abc import AbstractStreamWriter
 from rich.console import Console
 from rich.table import Table
 from yarl import URL
@@ -133,10 +134,42 @@ async def aiohttp_file(url: str) -> AsyncGenerator[Forward]:
         yield forward
 
 
+class _Pieces(aiohttp.Payload):
+    """A body of known length that is written piece by piece."""
+
+    _autoclose = True
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        super().__init__(pieces, content_type="application/json")
+        self._pieces = pieces
+        self._size = sum(map(len, pieces))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._pieces).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        for piece in self._pieces:
+            await writer.write(piece)
+
+
 @asynccontextmanager
 async def aiohttp_pieces(url: str) -> AsyncGenerator[Forward]:
-    """What the gateway uses: aiohttp, one write for each piece."""
-    transport = Transport(RemoteSettings((url,)))
+    """aiohttp, one write for each piece of a large body."""
+    async with _session() as session:
+
+        @asynccontextmanager
+        async def forward(path: str, pieces: Sequence[bytes]) -> AsyncGenerator[Answer]:
+            data = pieces[0] if len(pieces) == 1 else _Pieces(pieces)
+            async with session.post(url + path, data=data, headers=_HEADERS) as response:
+                yield response.status, response.content.iter_any()
+
+        yield forward
+
+
+@asynccontextmanager
+async def ours(url: str) -> AsyncGenerator[Forward]:
+    """What the gateway uses: its own client, with its time-outs, its bound on connections and its header filter."""
+    transport = Transport(RemoteSettings((url,)), URL(url))
 
     @asynccontextmanager
     async def forward(path: str, pieces: Sequence[bytes]) -> AsyncGenerator[Answer]:
@@ -183,6 +216,7 @@ async def httpx_tuned(url: str) -> AsyncGenerator[Forward]:
 
 
 CLIENTS: dict[str, Callable[[str], AbstractAsyncContextManager[Forward]]] = {
+    "ours": ours,
     "aiohttp, in pieces": aiohttp_pieces,
     "aiohttp, joined": aiohttp_joined,
     "aiohttp, as a file": aiohttp_file,

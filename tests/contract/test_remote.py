@@ -437,6 +437,14 @@ class TestRetries:
             assert engine.health().ready
         assert [request.connection for request in upstream.chats] == [0, 0, 1]
 
+    async def test_a_stale_connection_does_not_fail_a_probe(self) -> None:
+        async def once(request: Received, exchange: Exchange) -> bool:
+            return len(upstream.chats) > 1 and await fine(request, exchange)
+
+        async with scripted(once, models=VLLM_MODELS) as upstream, _started(upstream) as engine:
+            assert engine.health().ready
+        assert [request.connection for request in upstream.chats[:2]] == [0, 1]
+
     async def test_a_request_that_kills_is_not_carried_on(self) -> None:
         """It looks like a stale connection, and must not take the next upstream with it."""
 
