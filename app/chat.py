@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: a request's life, top to bottom.
 
-tenant -> body within its budget -> checked call -> images by content -> engine -> the reply streams through
+tenant -> body within its budget -> checked call -> images by content -> what is sent -> engine -> the reply streams
+through
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from app import asgi, history
+from app.explain import client_conversation, plan_headers
 from app.gateway import Gateway
+from app.outgoing import engine_messages
 from app.public import public_error_bytes
+from app.reply import ReplyCollector, reply_of
 from app.sse import EventRelay
 from app.wire import ChatCall, FoundImage, parse_chat
+from context.conversations import Begun
 from context.errors import EngineError, EngineProtocolError, ImageError, RequestError, StillframeError
-from context.images.base import ImageRef, placed
+from context.images.base import ImageRef
 from context.tenancy import Tenant
-from engine.base import ChatRequest, EngineImage, EngineReply
+from context.transcript import ImagePart
+from engine.base import ChatRequest, EngineReply
 from metrics.prometheus import Outcome
 from metrics.usage import Usage, read_usage
 
@@ -46,6 +52,7 @@ class Turn:
     usage: Usage = field(default_factory=Usage)
     secrets: tuple[str, ...] = ()
     first_byte: float | None = None
+    begun: Begun | None = None
 
     async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
         """Send the answer's head. From here on an error can only be an event of the stream."""
@@ -65,10 +72,11 @@ class Turn:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Response headers that every answer of a chat has."""
-        return [
+        found = [
             (b"x-request-id", self.request_id.encode()),
             (b"x-stillframe-policy", self.gateway.settings.policy.encode()),
         ]
+        return found if self.begun is None else found + plan_headers(self.begun)
 
     async def fail(self, error: StillframeError, receive: asgi.Receive) -> None:
         """Answer with an error of ours, unless an answer has begun.
@@ -146,41 +154,41 @@ async def _receive(
         )
         del raw
         turn.stream, turn.include_usage = call.stream, call.include_usage
-        images: dict[tuple[int, int], EngineImage] = {}
+        images: dict[tuple[int, int], ImagePart] = {}
         if call.images:
             async with asgi.cancelled_when_client_leaves(receive):
                 images = await _resolve(gateway, tenant, call)
-        body = call.with_images(images)
+        wires = call.with_images(images)
+    turn.begun = begun = await gateway.conversations.begin(
+        wires,
+        call.tools,
+        tenant=tenant.name,
+        key=tenant.key,
+        rules=gateway.rules,
+        policy=gateway.settings.policy,
+        conversation=client_conversation(asgi.header(scope, b"x-stillframe-conversation"), call.body),
+    )
     return ChatRequest(
         request_id=turn.request_id,
-        body=body,
+        body=call.with_sent(engine_messages(gateway.images, tenant, begun.plan.sent), begun.plan.tools),
         cache_salt=tenant.cache_salt,
-        affinity=asgi.header(scope, b"x-stillframe-conversation") or history.conversation(tenant, body),
+        affinity=begun.conversation,
         authorization=None if gateway.has_own_key else authorization,
         max_image_bytes=gateway.settings.images.max_sent_bytes,
     )
 
 
-async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tuple[int, int], EngineImage]:
+async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tuple[int, int], ImagePart]:
     """Every image part by content. Images that are fetched are fetched side by side, the others go one by one."""
     places = history.places(tenant, call)
 
-    async def one(found: FoundImage) -> tuple[tuple[int, int], EngineImage]:
+    async def one(found: FoundImage) -> tuple[tuple[int, int], ImagePart]:
         keys, place = places.get((found.message, found.part), history.NOWHERE), found.source.place
         ref = await gateway.images.resolve(
             found.source, tenant=tenant.name, lookup=keys.lookup, record=keys.record, fallback=keys.fallback
         )
-
         _require_ratio(ref, place, gateway.engine.info().max_aspect_ratio)
-
-        async def load() -> bytes:
-            try:
-                return await gateway.images.payload(ref, tenant=tenant.name)
-            except ImageError as error:
-                raise placed(error, place) from error
-
-        image = EngineImage(tenant.image_uuid(ref.image_id), ref, load, found.source.detail)
-        return (found.message, found.part), image
+        return (found.message, found.part), ImagePart(ref, found.source.detail)
 
     resolved = [await one(found) for found in call.images if found.source.kind == "data"]
     fetched: Sequence[FoundImage] = [found for found in call.images if found.source.kind == "url"]
@@ -218,12 +226,17 @@ async def _relay(turn: Turn, reply: EngineReply) -> None:
         metrics.image_misses.inc(reply.image_misses)
     if reply.status != 200:
         await _relay_error(turn, reply)
-    elif reply.headers.get("content-type", "").startswith("text/event-stream"):
+        return
+    assert turn.begun is not None
+    turn.begun = await turn.gateway.conversations.accept(turn.begun)
+    if reply.headers.get("content-type", "").startswith("text/event-stream"):
         await _relay_events(turn, reply)
     else:
         body = await reply.read(turn.gateway.settings.server.max_answer_bytes)
-        turn.usage = read_usage(_usage_of(body))
+        answer = _answer_of(body)
+        turn.usage = read_usage(_usage_of(answer))
         turn.note_byte()
+        await _keep(turn, reply_of(answer))
         await turn.start(200, b"application/json", len(body))
         turn.outcome = "completed"
         await turn.send({"type": "http.response.body", "body": body})
@@ -241,13 +254,16 @@ async def _relay_error(turn: Turn, reply: EngineReply) -> None:
 
 
 async def _relay_events(turn: Turn, reply: EngineReply) -> None:
-    relay = EventRelay(include_usage=turn.include_usage)
+    collector = ReplyCollector()
+    relay = EventRelay(include_usage=turn.include_usage, collect=collector.add)
     await turn.start(200, b"text/event-stream; charset=utf-8")
     async for chunk in relay.relay(reply.chunks):
         turn.note_byte()
         if relay.done or relay.failed:
             # Before the last byte is sent: with it the client has all it wants, and may be gone.
             turn.usage, turn.outcome = read_usage(relay.usage), "failed" if relay.failed else "completed"
+            if not relay.failed:
+                await _keep(turn, collector.message())
         await turn.send({"type": "http.response.body", "body": chunk, "more_body": True})
     await turn.send({"type": "http.response.body", "body": b""})
 
@@ -264,12 +280,22 @@ def _require_json(scope: asgi.Scope) -> None:
         raise RequestError("Send the header 'Content-Type: application/json'.", code="unsupported_type", status=415)
 
 
-def _usage_of(body: bytes) -> Mapping[str, Any] | None:
+async def _keep(turn: Turn, message: Mapping[str, Any] | None) -> None:
+    """Keep the reply before the client sees its end: it may ask on at once."""
+    if message is not None and turn.begun is not None:
+        await turn.gateway.conversations.answer(turn.begun, message)
+
+
+def _answer_of(body: bytes) -> Mapping[str, Any]:
     try:
         data: Any = from_json(body)
     except ValueError as error:
         raise EngineProtocolError("The engine's answer is not JSON.") from error
     if not isinstance(data, dict):
         raise EngineProtocolError("The engine's answer is not a JSON object.")
-    usage = cast("dict[str, Any]", data).get("usage")
+    return cast("dict[str, Any]", data)
+
+
+def _usage_of(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    usage = answer.get("usage")
     return cast("dict[str, Any]", usage) if isinstance(usage, dict) else None

@@ -13,8 +13,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from app.asgi import BodyBudget
 from app.settings import Settings
+from context.conversations import Conversations
 from context.errors import ConfigError, EngineError, RequestError, StillframeError
 from context.images.service import ImageService
+from context.ledger import Ledger
+from context.planner import RULES
 from context.store.blobs import BlobStore
 from context.tenancy import Tenancy, Tenant, load_secret, load_token
 from engine.base import Engine
@@ -56,7 +59,10 @@ class Gateway:
         }
         self._admin = self._digest((settings.admin_token or load_token(data / "admin-token")).encode())
         self._store = BlobStore(settings.images.store_url or str(data / "images"), settings.images.store_max_bytes)
+        self._conversations: Conversations | None = None
         self.images = ImageService(settings.images.limits(), settings.fetch.limits(), self._store)
+        self._ledger_file = data / "ledger.db"
+        self.rules = RULES[settings.policy]
         self._give_up, self._ready = give_up, ready
         # Whether requests go to the engine with a key that their client did not choose.
         self.has_own_key = bool(settings.upstreams.api_key or settings.auth.keys)
@@ -67,6 +73,9 @@ class Gateway:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self.images.close)
+            ledger = await Ledger.open(self._ledger_file, self.settings.ledger.limits())
+            stack.push_async_callback(ledger.close)
+            self._conversations = Conversations(ledger)
             stack.push_async_callback(self._stop_engine)
             tasks = [
                 asyncio.create_task(work, name=f"stillframe-{name}")
@@ -80,6 +89,12 @@ class Gateway:
 
             stack.push_async_callback(cancel)
             yield
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations; there while the gateway is running."""
+        assert self._conversations is not None, "the gateway is not running"
+        return self._conversations
 
     def tenant(self, authorization: str | None) -> Tenant:
         """The tenant of a request by its Authorization header.

@@ -19,7 +19,6 @@ from pydantic_core import to_json
 
 from app.wire import ChatCall, FoundImage
 from context.tenancy import Tenant
-from engine.base import EngineImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +59,6 @@ def places(tenant: Tenant, call: ChatCall) -> Mapping[tuple[int, int], PlaceKeys
                 lookup=(here, url) if image.history else (), record=(here, url), fallback=(here,)
             )
     return keys
-
-
-def conversation(tenant: Tenant, body: Mapping[str, Any]) -> str:
-    """A name for the conversation by its beginning: everything up to and with the first user message.
-
-    Args:
-        tenant: whose conversation it is; equal ones of two tenants have different names.
-        body: with the engine's images in place.
-    """
-    head: list[Any] = []
-    for message in body["messages"]:
-        head.append(_named(message))
-        if message["role"] == "user":
-            break
-    return blake3(tenant.key + to_json(head)).hexdigest()[:32]
-
-
-def _named(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with each image's uuid in its place."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    parts = cast("list[Any]", content)
-    return {**message, "content": [part.uuid if isinstance(part, EngineImage) else part for part in parts]}
 
 
 def _light(message: Mapping[str, Any], data: Mapping[int, str]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from context.errors import ConfigError
 from context.images.base import FetchLimits, ImageLimits
+from context.ledger import LedgerLimits
 
 ENVIRONMENT_PREFIX = "STILLFRAME_"
 DEFAULTS = "configs/default.yaml"
@@ -108,6 +109,16 @@ class Fetch(_Section):
         return FetchLimits(**self.model_dump())
 
 
+class LedgerSection(_Section):
+    max_age_seconds: float = Field(gt=0)
+    max_bytes: int = Field(ge=1024 * 1024)
+    memory_bytes: int = Field(ge=0)
+
+    def limits(self) -> LedgerLimits:
+        """These settings as the ledger takes them."""
+        return LedgerLimits(**self.model_dump())
+
+
 class EngineSection(_Section):
     start_timeout_seconds: float = Field(gt=0)
     stop_timeout_seconds: float = Field(ge=0)
@@ -143,7 +154,7 @@ class Settings(_Section):
     workers: int = Field(ge=1)
     model: str = Field(min_length=1)
     upstream: tuple[str, ...]
-    policy: Literal["stable"]
+    policy: Literal["stable", "observe"]
     data_dir: str
     log_level: Literal["debug", "info", "warning", "error"]
     admin_token: str
@@ -151,6 +162,7 @@ class Settings(_Section):
     server: Server
     images: Images
     fetch: Fetch
+    ledger: LedgerSection
     engine: EngineSection
     upstreams: Upstreams
 

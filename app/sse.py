@@ -6,7 +6,7 @@ of an error.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 from pydantic_core import from_json, to_json
@@ -26,8 +26,16 @@ class EventRelay:
     whether the end mark has come. All are set before the bytes that tell the client the same are given.
     """
 
-    def __init__(self, *, include_usage: bool, max_event_bytes: int = _MAX_EVENT_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        include_usage: bool,
+        collect: Callable[[bytes], None] = lambda _: None,
+        max_event_bytes: int = _MAX_EVENT_BYTES,
+    ) -> None:
+        """`collect` is given every whole event as the engine sent it, before it goes on."""
         self._include_usage = include_usage
+        self._collect = collect
         self._max_event_bytes = max_event_bytes
         self._cut = _Events()
         self.usage: dict[str, Any] | None = None
@@ -58,6 +66,7 @@ class EventRelay:
             yield DONE
 
     def _look_into(self, events: bytes) -> bytes:
+        self._collect(events)
         if _DONE_MARK not in events and b'"usage"' not in events and b'"error"' not in events:
             return events
         return b"".join([self._event(event) for event in events.split(b"\n\n") if event])

@@ -6,7 +6,7 @@ Only what the gateway needs is checked; every other parameter goes on as it came
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isinf
 from typing import Any, cast
@@ -17,7 +17,7 @@ from app.lift import lift
 from context.errors import RequestError
 from context.images.base import ImageSource
 from context.images.parts import parse_image_part
-from engine.base import EngineImage
+from context.transcript import ImagePart
 
 IMAGE_PARTS = frozenset({"image_url", "input_image"})
 # Parts that hold text and go on as they came, by the name that the engine knows.
@@ -54,7 +54,7 @@ class FoundImage:
 @dataclass(frozen=True, slots=True)
 class ChatCall:
     """A checked chat request. `body` is the client's own, without what is never forwarded; its images stand in it
-    as the client sent them until `with_images` puts the engine's in their place."""
+    as the client sent them."""
 
     body: Mapping[str, Any]
     images: tuple[FoundImage, ...]
@@ -66,8 +66,13 @@ class ChatCall:
         """The client's messages."""
         return self.body["messages"]
 
-    def with_images(self, images: Mapping[tuple[int, int], EngineImage]) -> dict[str, Any]:
-        """The body to forward: engine images in place of the client's, usage always asked for."""
+    @property
+    def tools(self) -> list[Any] | None:
+        """The client's tools; None where it sent none."""
+        return self.body.get("tools")
+
+    def with_images(self, images: Mapping[tuple[int, int], ImagePart]) -> list[dict[str, Any]]:
+        """The messages with what was found out about each image in place of its part."""
         messages = list(self.messages)
         for index in {message for message, _ in images}:
             content = list(messages[index]["content"])
@@ -75,7 +80,13 @@ class ChatCall:
                 if message == index:
                     content[part] = image
             messages[index] = {**messages[index], "content": content}
+        return messages
+
+    def with_sent(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> dict[str, Any]:
+        """The body to forward: what is sent in place of what came, usage always asked for."""
         body = {**self.body, "messages": messages}
+        if tools is not None:
+            body["tools"] = tools
         if self.stream:
             options = cast("dict[str, Any] | None", body.get("stream_options"))
             body["stream_options"] = {**(options or {}), "include_usage": True}
@@ -122,6 +133,7 @@ def _check_chat(data: Any, texts: Mapping[str, memoryview], default_model: str |
     if isinstance(extras := body.get("vllm_xargs"), dict):
         given = cast("dict[str, Any]", extras)
         body["vllm_xargs"] = {key: value for key, value in given.items() if key not in _DROPPED_EXTRAS}
+    _check_type(body, "tools", list, "a list")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(

@@ -1,0 +1,149 @@
+"""A turn's way through the context: found in the ledger, planned, kept.
+
+begin    what to send for a transcript, and which turn of which conversation it is
+accept   the engine has taken it: from now on the turn is found
+answer   the reply is whole: it belongs to the history from now on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blake3 import blake3
+
+from context.ledger import Found, Ledger, NewTurn
+from context.plan import PromptPlan, SentMessage, Turn
+from context.planner import Known, Rules, continues, plan
+from context.transcript import Message, Transcript, chain_after, message_of, transcript
+
+# Keys of a reply that come back in a history; what else an engine says of it (reasoning, annotations) mostly does not.
+_KEPT_OF_REPLY = ("content", "tool_calls", "refusal")
+_NAME_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A turn that was planned.
+
+    `number` counts the turns of its branch of the conversation, from 1. `turn` is there once it was accepted.
+    """
+
+    tenant: str
+    conversation: str
+    number: int
+    transcript: Transcript
+    plan: PromptPlan
+    parent: int | None
+    policy: str
+    turn: Turn | None = None
+
+
+class Conversations:
+    """The conversations of one gateway, in one ledger. Called from one event loop."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def begin(
+        self,
+        wires: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        *,
+        tenant: str,
+        key: bytes,
+        rules: Rules,
+        policy: str,
+        conversation: str | None = None,
+    ) -> Begun:
+        """Plan a turn.
+
+        Args:
+            wires: the request's messages, checked, each image part an `ImagePart`.
+            tools: as they came.
+            tenant, key: whose it is; the key keeps the digests of tenants apart.
+            rules, policy: what may be done, and the policy's name.
+            conversation: the client's own name for it; by content where there is none.
+
+        Raises:
+            RequestError: the tools cannot be used.
+        """
+        came = transcript(wires, key)
+        found = await self._ledger.find(tenant, came.chain)
+        known = Known(found.turn, found.length, found.at_reply) if found else None
+        latest = None
+        if known is None or not continues(known, came):
+            latest = await self._compared(tenant, came, found, conversation)
+        base = latest if latest is not None else known.turn if known else None
+        if conversation is None:
+            conversation = base.conversation if base is not None else _name(came, key)
+        return Begun(
+            tenant,
+            conversation,
+            _number(known, latest, came),
+            came,
+            plan(came, tools, known, latest, rules),
+            base.id if base is not None else None,
+            policy,
+        )
+
+    async def accept(self, begun: Begun) -> Begun:
+        """Keep a turn that the engine has taken."""
+        new = NewTurn(
+            conversation=begun.conversation,
+            parent=begun.parent,
+            client=begun.transcript.messages,
+            chain=begun.transcript.chain[-1],
+            sent=begun.plan.sent,
+            tools=begun.plan.tools,
+            state=begun.plan.state,
+            epoch=begun.plan.epoch,
+            policy=begun.policy,
+            number=begun.number,
+        )
+        return replace(begun, turn=await self._ledger.commit(begun.tenant, new))
+
+    async def answer(self, begun: Begun, message: Mapping[str, Any]) -> None:
+        """Keep the reply to a turn that was accepted. `message` is the engine's, whole."""
+        assert begun.turn is not None, "only what was accepted is answered"
+        kept = {key: message[key] for key in _KEPT_OF_REPLY if message.get(key) is not None}
+        reply = message_of({"role": "assistant", "content": None, **kept})
+        chain = chain_after(begun.transcript.chain[-1], reply.digest)
+        await self._ledger.reply(begun.tenant, begun.turn, reply, SentMessage(reply.wire, len(begun.transcript)), chain)
+
+    async def _compared(
+        self, tenant: str, came: Transcript, found: Found | None, conversation: str | None
+    ) -> Turn | None:
+        """The turn that a changed history is compared with."""
+        name = conversation if conversation is not None else found.turn.conversation if found else None
+        if name is not None and (latest := await self._ledger.latest(tenant, name)) is not None:
+            return latest
+        for message in reversed(came.messages):
+            if message.role == "assistant":
+                # A client that cut the beginning still has the last reply.
+                turn = await self._ledger.answered(tenant, message.digest)
+                return turn if turn is not None and _shared(turn, came.messages) else None
+        return None
+
+
+def _shared(turn: Turn, messages: Sequence[Message]) -> bool:
+    """Whether two transcripts have more in common than one short reply, which many conversations may hold."""
+    known = {message.digest for message in turn.client}
+    return sum(message.digest in known for message in messages) > 1
+
+
+def _number(known: Known | None, latest: Turn | None, came: Transcript) -> int:
+    if latest is not None:
+        return latest.number + 1
+    if known is None:
+        return 1
+    # The same request again is the same turn.
+    again = not known.at_reply and known.length == len(came)
+    return known.turn.number if again else known.turn.number + 1
+
+
+def _name(came: Transcript, key: bytes) -> str:
+    """A conversation's name by its beginning: everything up to and with the first user message."""
+    head = next((at for at, message in enumerate(came.messages) if message.role == "user"), len(came) - 1)
+    return blake3(b"stillframe-conversation\0" + key + came.chain[head]).hexdigest()[:_NAME_CHARS]

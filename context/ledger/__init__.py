@@ -1,0 +1,259 @@
+"""The ledger: what was sent for which transcript, found by the digests of the transcript.
+
+Its turns are in memory (`context/ledger/memory.py`) and in a store that outlives the process
+(`context/store/turn_rows.py::TurnStore`; by default a SQLite file, `context/store/turns.py`). Losing the store loses
+reuse, never a request: `context/ledger/file.py`. docs/adr/0008-context.md says why it is so.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from context.ledger.file import StoreFile
+from context.ledger.memory import RowMemory, assemble
+from context.ledger.prune import Pruner
+from context.ledger.rows import NewTurn, reply_of, row_of, whole_row
+from context.plan import SentMessage, Turn
+from context.store.turn_rows import Row, reply_name
+from context.transcript import Message
+
+__all__ = ["Found", "Ledger", "LedgerLimits", "LedgerStats", "NewTurn"]
+
+# Up to so many digests are looked up on the event loop: 30 microseconds, where a thread's round trip takes 100.
+_INLINE_DIGESTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLimits:
+    """Bounds of the ledger. `max_bytes` is of the file and is passed by little and for a short time; `memory_bytes`
+    is of the turns in memory, by estimate."""
+
+    max_age_seconds: float = 30 * 86_400.0
+    max_bytes: int = 2 * 1024**3
+    memory_bytes: int = 64 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The turn that a transcript continues: `length` client messages are known, `at_reply` up to the turn's reply and
+    else up to the end of its request."""
+
+    turn: Turn
+    length: int
+    at_reply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStats:
+    """`turns` in the file (in memory without one), as last counted; `hits` from memory, `store_hits` from the file;
+    `failures` counts calls of the file that failed."""
+
+    turns: int
+    file_bytes: int
+    memory_bytes: int
+    hits: int
+    store_hits: int
+    misses: int
+    failures: int
+    pruned: int
+
+
+class Ledger:
+    """Turns by tenant. Made by `open`; called from one event loop. Nothing but `open` raises.
+
+    Of two turns with the same transcript the newer one is found.
+    """
+
+    def __init__(self, limits: LedgerLimits, file: StoreFile, clock: Callable[[], float]) -> None:
+        self._file, self._clock = file, clock
+        self._memory = RowMemory(limits.memory_bytes)
+        self._pruner = Pruner(self._file, self._memory, limits.max_age_seconds, limits.max_bytes)
+        self._last_id = self._hits = self._store_hits = self._misses = 0
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path | None,
+        limits: LedgerLimits | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        busy_seconds: float = 0.5,
+        retry_seconds: float = 5.0,
+    ) -> Ledger:
+        """A ledger on a file, which other processes may use too; in memory alone without one.
+
+        Args:
+            path: the file; it and its folder are made when they are not there.
+            limits: its bounds.
+            clock: seconds since 1970.
+            busy_seconds: how long a commit waits for other processes before it stays in memory.
+            retry_seconds: how long commits stay in memory after the file failed.
+
+        Raises:
+            ConfigError: the file can never be used: no permission, no file, another program's or a newer version's.
+        """
+        file = StoreFile(path, busy_seconds, retry_seconds)
+        try:
+            await file.open()
+        except BaseException:
+            await file.close()
+            raise
+        ledger = cls(limits or LedgerLimits(), file, clock)
+        await ledger._pruner.count()
+        return ledger
+
+    async def find(self, tenant: str, chain: Sequence[bytes]) -> Found | None:
+        """The longest prefix of a transcript that this tenant has sent, with the turn that ends there.
+
+        Args:
+            tenant: its name; other tenants' turns are never found.
+            chain: the digest after each message of the transcript.
+        """
+        point = self._memory.match(tenant, chain)
+        # What is in memory may have been continued by another process, or before this one began.
+        if (longer := await self._find_in_store(tenant, chain, point.length if point else 0)) is not None:
+            self._store_hits += 1
+            return longer
+        turn = point and assemble(await self._rows(tenant, point.turn))
+        if not point or not turn:
+            self._misses += 1
+            return None
+        self._hits += 1
+        return Found(turn, point.length, point.at_reply)
+
+    async def answered(self, tenant: str, digest: bytes) -> Turn | None:
+        """The newest turn whose reply has this digest, whatever stood before it."""
+        found = await self.find(tenant, [reply_name(digest)])
+        return found and found.turn
+
+    async def latest(self, tenant: str, conversation: str) -> Turn | None:
+        """The newest turn of a conversation."""
+        stored = self._file.ask(lambda store: store.newest(tenant, conversation))
+        known = self._memory.newest(tenant, conversation)
+        newest = max((id for id in (stored, known) if id is not None), default=None)
+        return None if newest is None else await self._turn(tenant, newest)
+
+    async def commit(self, tenant: str, new: NewTurn) -> Turn:
+        """Keep a turn. It is found from now on, and after the death of the process once this returns.
+
+        Messages that mean the same as the parent's at the same place stay as they were first seen.
+        """
+        rows = [] if new.parent is None else await self._rows(tenant, new.parent)
+        row, blobs = row_of(self._next_id(new.parent or 0), tenant, new, rows, assemble(rows))
+        turn = assemble([*rows, row])
+        assert turn is not None, "a row fits the rows that it was made from"
+        if row.base is not None and self._memory.get(row.base) is None:
+            # Its parent did not fit into memory, or has left it meanwhile.
+            self._memory.put(whole_row(row, turn)[0])
+        else:
+            self._memory.put(row)
+        if await self._file.write(lambda store: store.add(row, blobs)) is False:
+            # Its parent never reached the file, or was pruned.
+            whole, all_blobs = whole_row(row, turn)
+            await self._file.write(lambda store: store.add(whole, all_blobs))
+        self._pruner.committed(self._clock())
+        return turn
+
+    async def reply(self, tenant: str, turn: Turn, client: Message, sent: SentMessage, chain: bytes) -> Turn:
+        """Keep the reply to a turn, with the promise of `commit`. The first reply of a turn stays.
+
+        Args:
+            turn: as `commit` gave it.
+            client: the reply as the client will send it back.
+            sent: the reply as the engine made it.
+            chain: digest of the transcript with the reply as its last message.
+        """
+        if turn.replied:
+            return turn
+        length = len(turn.client)
+        reply, blobs = reply_of(length, client, sent, chain)
+        self._memory.reply(tenant, turn.id, reply)
+        kept = self._memory.get(turn.id)
+        if kept is not None and kept.reply is not None and kept.reply is not reply:
+            return await self._turn(tenant, turn.id) or turn
+        await self._file.write(lambda store: store.add_reply(tenant, turn.id, length, reply, blobs))
+        return replace(turn, client=(*turn.client, client), sent=(*turn.sent, sent), replied=True)
+
+    async def prune(self, now: float) -> int:
+        """Delete the turns older than the bound, and the oldest ones until the file is within its bound. What a kept
+        turn is based on is kept. The ledger does this by itself now and then.
+
+        Args:
+            now: seconds since 1970.
+
+        Returns:
+            How many turns went from the file, or from memory where there is no file.
+        """
+        return await self._pruner.prune(now)
+
+    def stats(self) -> LedgerStats:
+        return LedgerStats(
+            turns=self._pruner.turns,
+            file_bytes=self._file.file_bytes(),
+            memory_bytes=self._memory.size_bytes,
+            hits=self._hits,
+            store_hits=self._store_hits,
+            misses=self._misses,
+            failures=self._file.failures,
+            pruned=self._pruner.pruned,
+        )
+
+    async def close(self) -> None:
+        """End it; what was begun is written. It may not be used afterwards."""
+        await self._pruner.close()
+        await self._file.close()
+
+    async def _find_in_store(self, tenant: str, chain: Sequence[bytes], above: int) -> Found | None:
+        if len(chain) - above > _INLINE_DIGESTS:
+            found = await self._file.read(lambda store: store.find(tenant, chain, above, self._memory))
+            if not found:
+                return None
+            point, row = found
+            rows = self._remembered(row) or await self._rows(tenant, point.turn, with_reply=point.at_reply)
+        else:
+            point = self._file.ask(lambda store: store.probe(tenant, chain, above))
+            if point is None:
+                return None
+            rows = await self._rows(tenant, point.turn, with_reply=point.at_reply)
+        turn = assemble(rows)
+        return turn and Found(turn, point.length, point.at_reply)
+
+    async def _turn(self, tenant: str, id: int) -> Turn | None:
+        return assemble(await self._rows(tenant, id, with_reply=True))
+
+    async def _rows(self, tenant: str, id: int, *, with_reply: bool = False) -> list[Row]:
+        """A row behind those that it is based on; empty when it is not known.
+
+        `with_reply`: one that has none in memory is read again, for another process may have added it.
+        """
+        rows = self._memory.walk(id)
+        if rows and rows[-1].tenant != tenant:
+            return []
+        if rows and (rows[-1].reply is not None or not with_reply):
+            return rows
+        for known in (self._memory, ()):
+            row = await self._file.read(lambda store, known=known: store.load(tenant, id, known))
+            if row is None:
+                break
+            # Else what it is based on has left the memory in this moment.
+            if read := self._remembered(row):
+                return read
+        return rows
+
+    def _remembered(self, row: Row) -> list[Row]:
+        """Put a row into memory; it behind those that it is based on, even if there is no room for it."""
+        self._memory.put(row)
+        if rows := self._memory.walk(row.id):
+            return rows
+        before = [] if row.base is None else self._memory.walk(row.base)
+        return [*before, row] if before or row.base is None else []
+
+    def _next_id(self, after: int) -> int:
+        # The last digits keep processes apart that share the file.
+        now = int(self._clock() * 1_000_000) * 1000 + random.randrange(1000)  # noqa: S311
+        self._last_id = max(now, self._last_id + 1, after + 1)
+        return self._last_id

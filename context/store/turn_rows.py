@@ -1,0 +1,177 @@
+"""What a store of turns keeps, what it promises, and how it says that it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from blake3 import blake3
+
+from context.errors import StillframeError
+from context.plan import SentMessage
+from context.transcript import Message
+
+Trouble = Literal["locked", "full", "read-only", "damaged", "gone", "unusable"]
+
+
+class TurnStoreError(StillframeError):
+    """The store did not do what was asked of it. `trouble` says why; the message holds no path and no content."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(f"The ledger's file is {trouble}.")
+        self.trouble: Trouble = trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a turn. `data` is their JSON as sent, `digest` its name: equal tools are stored once."""
+
+    digest: bytes
+    data: bytes
+    value: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blobs:
+    """Messages as a store keeps them: JSON texts, and 64 bytes of digest and form for each of the client's."""
+
+    digests: bytes
+    client: bytes
+    sent: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a turn; `chain` is the digest of the transcript with it as the last message."""
+
+    client: Message
+    sent: SentMessage
+    chain: bytes
+    cost: int
+
+    @property
+    def name(self) -> bytes:
+        """What it is found by without the transcript before it."""
+        return reply_name(self.client.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A turn as what it adds to another one.
+
+    Attributes:
+        id: when it began, in nanoseconds since 1970; larger than its base's.
+        base: the row that this one continues; None for one that is whole by itself.
+        kept_client, kept_sent: how many of the base's messages, its reply among them, stay in front of these.
+        client, sent: the messages behind those.
+        chain: digest of the transcript at the end of the request.
+        walked: rows and messages that are read to read this one, those that it does not keep among them.
+        cost: bytes in memory, without tools and reply; an estimate.
+        on_reply: whether the base's reply is among what is kept; needed by `add` alone.
+    """
+
+    id: int
+    tenant: str
+    conversation: str
+    number: int
+    base: int | None
+    kept_client: int
+    kept_sent: int
+    client: tuple[Message, ...]
+    sent: tuple[SentMessage, ...]
+    chain: bytes
+    tools: Tools | None
+    state: Mapping[str, Any]
+    epoch: int
+    policy: str
+    walked: int
+    cost: int = 0
+    reply: Reply | None = None
+    on_reply: bool = False
+
+    @property
+    def length(self) -> int:
+        """Client messages of the request."""
+        return self.kept_client + len(self.client)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a known transcript ends: `length` client messages, `at_reply` behind a turn's reply."""
+
+    turn: int
+    length: int
+    at_reply: bool
+
+
+def reply_name(digest: bytes) -> bytes:
+    """A reply's message digest, told apart from the digests of chains."""
+    return blake3(b"stillframe-reply\0" + digest).digest()
+
+
+class TurnStore(Protocol):
+    """Where turns outlive the process. Every call may raise `TurnStoreError`; none changes what it is given.
+
+    `probe` and `newest` are called on the event loop: they neither wait for a lock nor read more than a few pages.
+    `find` and `load` have a thread, and what writes has another.
+    """
+
+    def probe(self, tenant: str, chain: Sequence[bytes], above: int) -> Point | None:
+        """The longest prefix of `chain` that is known and longer than `above` messages."""
+        ...
+
+    def newest(self, tenant: str, conversation: str) -> int | None:
+        """The last turn of a conversation."""
+        ...
+
+    def find(self, tenant: str, chain: Sequence[bytes], above: int, known: Container[int]) -> tuple[Point, Row] | None:
+        """As `probe`, with the row that `load` gives."""
+        ...
+
+    def load(self, tenant: str, turn: int, known: Container[int]) -> Row | None:
+        """A row that is based on one of `known`, or on none, whatever it was added on. None when it is not there."""
+        ...
+
+    def add(self, row: Row, blobs: Blobs) -> bool:
+        """Keep a row without its reply, and its point. False, and nothing kept, when its base is not there, or the
+        base's reply that it needs."""
+        ...
+
+    def add_reply(self, tenant: str, turn: int, length: int, reply: Reply, blobs: Blobs) -> bool:
+        """Keep the reply of a row of `length` client messages, its point, and its name as another one. False when the
+        row is not there, or has one: the first stays."""
+        ...
+
+    def expire(self, before: int) -> tuple[list[int], bool]:
+        """Delete rows that are older than `before` and that no other row needs, the newest of them first, some at a
+        time. Gives those and whether there may be more."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Bytes that hold something."""
+        ...
+
+    def step(self, after: int) -> int | None:
+        """The id some rows after `after`, of the last row when there are fewer; None when there is none."""
+        ...
+
+    def shrink(self) -> bool:
+        """Give back some of what deleting freed; whether there is more."""
+        ...
+
+    def count(self) -> int:
+        """Rows kept."""
+        ...
+
+    def file_bytes(self) -> int:
+        """Bytes on disk; 0 when that cannot be told."""
+        ...
+
+    def close(self) -> None:
+        """End it. No other call may be under way."""
+        ...
+
+    def discard(self) -> None:
+        """Put what it holds out of the way, since it is damaged. Called once it is closed."""
+        ...

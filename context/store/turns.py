@@ -1,0 +1,297 @@
+"""Turns in one SQLite file, which several processes may share.
+
+All SQL of the ledger stands here and, for its tables, in `context/store/turn_file.py`.
+
+WAL without a sync on each commit: what is committed survives the death of the process, not of the machine.
+docs/adr/0008-context.md says why that is enough. `context/store/turn_rows.py` says what each call promises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Container, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from context.images.memo import Lru
+from context.store.turn_codec import cost_of, decode, decode_tools, texts_of, value_bytes, value_of
+from context.store.turn_file import connect, identity, move_aside, prepare, size_of, touch, translated
+from context.store.turn_rows import Blobs, Point, Reply, Row, Tools, TurnStoreError, reply_name
+from context.transcript import DIGEST_BYTES
+
+_log = logging.getLogger(__name__)
+# Longest first, and it ends at the first that is known: mostly two or three probes of 180.
+_PROBE = f"""
+WITH RECURSIVE at (i) AS (VALUES (?) UNION ALL SELECT i - 1 FROM at WHERE i > ?)
+SELECT turn, i + 1, at_reply FROM at CROSS JOIN points WHERE tenant = ?
+    AND chain = substr(?, i * {DIGEST_BYTES} + 1, {DIGEST_BYTES}) LIMIT 1
+"""
+# From a row down to one that is whole, or whose base is known, with their replies. All in one row: the interpreter's
+# lock changes hands at each.
+_LOAD = """
+WITH RECURSIVE walk (id, base) AS (
+    SELECT id, base FROM turns WHERE id = ? AND tenant = ?
+    UNION ALL SELECT turns.id, turns.base FROM walk JOIN turns ON turns.id = walk.base WHERE NOT is_known(walk.base))
+SELECT group_concat(json_array(turns.id, turns.base, kept_client, kept_sent, turn IS NOT NULL)),
+    group_concat(hex(turns.digests), ''), group_concat(CAST(turns.client AS TEXT)),
+    group_concat(CAST(turns.sent AS TEXT)), group_concat(hex(replies.digests), ''),
+    group_concat(CAST(replies.client AS TEXT)), group_concat(CAST(replies.sent AS TEXT))
+FROM walk CROSS JOIN turns USING (id) LEFT JOIN replies ON turn = id
+"""
+_HEAD = """
+SELECT conversation, number, turns.chain, tools, data, state, epoch, policy, walked, replies.chain
+FROM turns LEFT JOIN replies ON turn = id LEFT JOIN tools ON digest = tools WHERE id = ?
+"""
+_ADD = """
+INSERT INTO turns SELECT :id, :tenant, :conversation, :number, :base, :kept_client, :kept_sent, :walked, :chain, :tools,
+    :state, :epoch, :policy, :digests, :client, :sent
+WHERE :base IS NULL OR EXISTS (SELECT 1 FROM turns WHERE id = :base AND tenant = :tenant)
+    AND (NOT :on_reply OR EXISTS (SELECT 1 FROM replies WHERE turn = :base))
+"""
+# Attributes of a row that are stored as they are.
+_PLAIN = (
+    *("id", "tenant", "conversation", "number", "base", "on_reply", "kept_client", "kept_sent", "walked", "chain"),
+    *("epoch", "policy"),
+)
+_ADD_REPLY = """
+INSERT INTO replies SELECT ?1, ?2, ?3, ?4, ?5
+WHERE EXISTS (SELECT 1 FROM turns WHERE id = ?1 AND tenant = ?6) AND NOT EXISTS (SELECT 1 FROM replies WHERE turn = ?1)
+"""
+_ADD_POINT = """
+INSERT INTO points VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
+SET turn = excluded.turn, length = excluded.length, at_reply = excluded.at_reply WHERE excluded.turn >= turn
+"""
+# A row that is needed is based on by one that stays, or by one that is needed.
+_EXPIRED = """
+WITH RECURSIVE needed (id) AS (
+    SELECT base FROM turns WHERE base < :before AND id >= :before
+    UNION SELECT base FROM needed JOIN turns USING (id) WHERE base IS NOT NULL)
+SELECT id, tenant, turns.chain, replies.chain, replies.digests, tools FROM turns LEFT JOIN replies ON turn = id
+WHERE id < :before AND id NOT IN (SELECT id FROM needed) ORDER BY id DESC LIMIT :most
+"""
+# So many are deleted in one go: other writers wait for about 10 ms.
+_BATCH = 256
+# So many at a time are given up where space is needed: few, since each may hold megabytes.
+_STEP = 32
+_VACUUM_PAGES = 1024
+_TOOLS_BYTES = 4 * 1024 * 1024
+
+
+class SqliteTurns:
+    """A store of turns in a file. Made by `open_turns`."""
+
+    def __init__(self, path: Path, busy_seconds: float) -> None:
+        self._path, self._file = path, identity(path)
+        with translated(), contextlib.ExitStack() as undo:
+            self._writer = connect(path, busy_seconds)
+            undo.callback(self._writer.close)
+            prepare(self._writer, path, busy_seconds)
+            self._reader = connect(path, busy_seconds)
+            undo.callback(self._reader.close)
+            self._known: Container[int] = ()
+            self._reader.create_function("is_known", 1, self._is_known)
+            # Waits for nothing: it is asked on the event loop.
+            self._prober = connect(path, 0)
+            undo.callback(self._prober.close)
+            # Reads the whole index once, so that the event loop finds its pages in memory.
+            self._prober.execute("SELECT count(*), max(length) FROM points").fetchone()
+            undo.pop_all()
+        # Used by the reading thread alone.
+        self._tools: Lru[bytes, Tools] = Lru(_TOOLS_BYTES, lambda tools: len(tools.data))
+
+    def probe(self, tenant: str, chain: Sequence[bytes], above: int) -> Point | None:
+        with translated():
+            return _probe(self._prober, tenant, chain, above)
+
+    def newest(self, tenant: str, conversation: str) -> int | None:
+        with translated():
+            query = "SELECT max(id) FROM turns WHERE tenant = ? AND conversation = ?"
+            return self._prober.execute(query, (tenant, conversation)).fetchone()[0]
+
+    def find(self, tenant: str, chain: Sequence[bytes], above: int, known: Container[int]) -> tuple[Point, Row] | None:
+        with translated():
+            point = _probe(self._reader, tenant, chain, above)
+            row = point and self.load(tenant, point.turn, known)
+            return (point, row) if point and row else None
+
+    def load(self, tenant: str, turn: int, known: Container[int]) -> Row | None:
+        with translated():
+            self._known = known
+            heads, *texts = self._reader.execute(_LOAD, (turn, tenant)).fetchone()
+            last = self._reader.execute(_HEAD, (turn,)).fetchone()
+            if heads is None or last is None:
+                return None
+            walk: list[tuple[int, int | None, int, int, int]] = value_of(f"[{heads}]")
+            base = walk[-1][1]
+            # It is known, unless that was pruned in this moment.
+            if base is not None and base not in known:
+                return None
+            return self._row(tenant, turn, base, [(one[2], one[3], bool(one[4])) for one in walk], texts, last)
+
+    def _row(
+        self,
+        tenant: str,
+        turn: int,
+        base: int | None,
+        kept: Sequence[tuple[int, int, bool]],
+        texts: Sequence[str | None],
+        last: Sequence[Any],
+    ) -> Row:
+        conversation, number, chain, tools, tools_data, state, epoch, policy, walked, reply_chain = last
+        turns, replies = texts_of(*texts[:3]), texts_of(*texts[3:])
+        made = decode(kept, turns, replies)
+        reply = Reply(made.client.pop(), made.sent.pop(), reply_chain, cost_of("", "", 1)) if kept[0][2] else None
+        cost = cost_of(turns.client, turns.sent, 0) + cost_of(replies.client, replies.sent, len(made.client))
+        return Row(
+            id=turn,
+            tenant=tenant,
+            conversation=conversation,
+            number=number,
+            base=base,
+            kept_client=made.kept_client,
+            kept_sent=made.kept_sent,
+            client=tuple(made.client),
+            sent=tuple(made.sent),
+            chain=chain,
+            tools=None if tools is None else self._tools_of(tools, tools_data),
+            state=value_of(state),
+            epoch=epoch,
+            policy=policy,
+            walked=walked,
+            cost=cost + len(state),
+            reply=reply,
+        )
+
+    def _is_known(self, turn: int) -> bool:
+        return turn in self._known
+
+    def _tools_of(self, digest: bytes, data: bytes) -> Tools:
+        tools = self._tools.get(digest)
+        if tools is None:
+            tools = decode_tools(digest, data)
+            self._tools.put(digest, tools)
+        return tools
+
+    def add(self, row: Row, blobs: Blobs) -> bool:
+        tools = row.tools
+        values: dict[str, object] = {name: getattr(row, name) for name in _PLAIN}
+        values |= {"tools": tools and tools.digest, "state": value_bytes(dict(row.state))}
+        values |= {"digests": blobs.digests, "client": blobs.client, "sent": blobs.sent}
+        with self._transaction() as writer:
+            if not writer.execute(_ADD, values).rowcount:
+                return False
+            if tools is not None:
+                writer.execute("INSERT OR IGNORE INTO tools VALUES (?, ?)", (tools.digest, tools.data))
+            writer.execute(_ADD_POINT, (row.tenant, row.chain, row.id, row.length, 0))
+        return True
+
+    def add_reply(self, tenant: str, turn: int, length: int, reply: Reply, blobs: Blobs) -> bool:
+        with self._transaction() as writer:
+            values = (turn, reply.chain, blobs.digests, blobs.client, blobs.sent, tenant)
+            if not writer.execute(_ADD_REPLY, values).rowcount:
+                return False
+            for chain in (reply.chain, reply.name):
+                writer.execute(_ADD_POINT, (tenant, chain, turn, length + 1, 1))
+        return True
+
+    def expire(self, before: int) -> tuple[list[int], bool]:
+        with self._transaction() as writer:
+            gone = writer.execute(_EXPIRED, {"before": before, "most": _BATCH}).fetchall()
+            ids = [(one[0],) for one in gone]
+            points = [(one[1], chain, one[0]) for one in gone for chain in _chains(*one[2:5])]
+            # A newer turn may have taken the point over.
+            writer.executemany("DELETE FROM points WHERE tenant = ? AND chain = ? AND turn = ?", points)
+            writer.executemany("DELETE FROM replies WHERE turn = ?", ids)
+            writer.executemany("DELETE FROM turns WHERE id = ?", ids)
+            unused = "DELETE FROM tools WHERE digest = ?1 AND NOT EXISTS (SELECT 1 FROM turns WHERE tools = ?1)"
+            writer.executemany(unused, {(one[5],) for one in gone if one[5] is not None})
+        return [id for (id,) in ids], len(ids) == _BATCH
+
+    def step(self, after: int) -> int | None:
+        with translated():
+            query = "SELECT max(id) FROM (SELECT id FROM turns WHERE id > ? ORDER BY id LIMIT ?)"
+            return self._writer.execute(query, (after, _STEP)).fetchone()[0]
+
+    def used_bytes(self) -> int:
+        with translated():
+            return (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
+
+    def shrink(self) -> bool:
+        with translated():
+            self._writer.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            if self._pragma("freelist_count"):
+                return True
+            # Only now does the file become shorter. A reader that is in the way makes it wait for the next time.
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return False
+
+    def _pragma(self, name: str) -> int:
+        return self._writer.execute(f"PRAGMA {name}").fetchone()[0]
+
+    def count(self) -> int:
+        with translated():
+            return self._reader.execute("SELECT count(*) FROM turns").fetchone()[0]
+
+    def file_bytes(self) -> int:
+        return size_of(self._path)
+
+    def close(self) -> None:
+        for connection in (self._prober, self._reader, self._writer):
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def discard(self) -> None:
+        move_aside(self._path, self._file)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Generator[sqlite3.Connection]:
+        with translated():
+            # A file that was taken away would be written to its end, and nobody would find it again.
+            if identity(self._path) != self._file:
+                raise TurnStoreError("gone")
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            finally:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+
+
+def open_turns(path: Path, busy_seconds: float) -> SqliteTurns:
+    """Open the store in a file, or begin one. A damaged file is moved aside to `NAME.damaged`.
+
+    Args:
+        path: the file; it and its folder are made when they are not there.
+        busy_seconds: how long a write waits for another process.
+
+    Raises:
+        ConfigError: it can never be opened: no permission, no file, another program's, or another version's.
+        TurnStoreError: it cannot be opened now.
+    """
+    touch(path)
+    file = identity(path)
+    try:
+        return SqliteTurns(path, busy_seconds)
+    except TurnStoreError as error:
+        if error.trouble != "damaged":
+            raise
+    _log.warning("the ledger's file is damaged: it is moved aside to %s.damaged, and a new one begun", path.name)
+    move_aside(path, file)
+    touch(path)
+    return SqliteTurns(path, busy_seconds)
+
+
+def _chains(request: bytes, reply: bytes | None, digests: bytes | None) -> list[bytes]:
+    """What a row's points are found by."""
+    names = [] if reply is None or digests is None else [reply, reply_name(digests[:DIGEST_BYTES])]
+    return [request, *names]
+
+
+def _probe(connection: sqlite3.Connection, tenant: str, chain: Sequence[bytes], above: int) -> Point | None:
+    if len(chain) <= above:
+        return None
+    found = connection.execute(_PROBE, (len(chain) - 1, above, tenant, b"".join(chain))).fetchone()
+    return found and Point(found[0], found[1], bool(found[2]))

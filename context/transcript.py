@@ -1,0 +1,184 @@
+"""The client's messages in a form in which things that mean the same are equal.
+
+A transcript is what came, not what is sent. Each message has a digest of its meaning, and each prefix of the
+transcript a chain digest, per tenant. These are equal:
+
+    content       a string and one text part with it; null, "", [] and no content at all
+    images        both wire shapes, any container, data and URL: by image_id; `detail` auto and none
+    tool calls    arguments by value, whatever their key order and spacing
+    keys          in any order; those that are null; `cache_control`, which no prompt holds
+
+Text is compared as it is, code point by code point: two Unicode forms of one word are two texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from blake3 import blake3
+from pydantic_core import from_json, to_json
+
+from context.images.base import ImageRef
+
+DIGEST_BYTES = 32
+# Keys of a message that are compared in a form of their own.
+_OWN_KEYS = frozenset(("role", "content", "tool_calls"))
+# Keys that change nothing that a model is shown.
+_SILENT_KEYS = frozenset(("cache_control",))
+_EXACT_FLOAT = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image in a message's content list, where the client's part stood. `detail` is OpenAI's option."""
+
+    ref: ImageRef
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a transcript.
+
+    Attributes:
+        wire: the message as it would be sent: the client's own keys and strings, each image part an `ImagePart`.
+        digest: of its meaning; 32 bytes.
+        form: of its exact spelling, images by id; differs where a client writes the same meaning in another way.
+    """
+
+    wire: Mapping[str, Any]
+    digest: bytes
+    form: bytes
+
+    @property
+    def role(self) -> str:
+        """The message's role."""
+        return self.wire["role"]
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """Content parts: text as a part of its own, images as `ImagePart`."""
+        return parts_of(self.wire)
+
+    @property
+    def images(self) -> Iterator[tuple[int, ImagePart]]:
+        """Images with the index of their part."""
+        return ((index, part) for index, part in enumerate(self.parts) if isinstance(part, ImagePart))
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """All messages of one request, in order. `chain[i]` is the digest of messages 0 to i for this tenant."""
+
+    messages: tuple[Message, ...]
+    chain: tuple[bytes, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+def transcript(wires: Sequence[Mapping[str, Any]], tenant_key: bytes) -> Transcript:
+    """Read messages whose image parts are `ImagePart`s. Nothing is mutated.
+
+    Args:
+        wires: the messages, checked: each has a role; content is absent, null, a string or a list of parts.
+        tenant_key: keeps the chains of tenants apart.
+    """
+    messages = tuple(message_of(wire) for wire in wires)
+    return Transcript(messages, chain_of((message.digest for message in messages), tenant_key))
+
+
+def message_of(wire: Mapping[str, Any]) -> Message:
+    """One message with its digests."""
+    form = blake3(to_json(_spelled(wire))).digest()
+    return Message(wire, blake3(to_json(canonical(wire))).digest(), form)
+
+
+def chain_of(digests: Iterator[bytes] | Sequence[bytes], tenant_key: bytes) -> tuple[bytes, ...]:
+    """The chain digest after each message."""
+    chain: list[bytes] = []
+    last = blake3(b"stillframe-chain-v1\0" + tenant_key).digest()
+    for digest in digests:
+        last = chain_after(last, digest)
+        chain.append(last)
+    return tuple(chain)
+
+
+def chain_after(last: bytes, digest: bytes) -> bytes:
+    """The chain digest behind one more message."""
+    return blake3(last + digest).digest()
+
+
+def parts_of(wire: Mapping[str, Any]) -> Sequence[Any]:
+    """A message's content as parts; a string is one text part, nothing is none."""
+    content = wire.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return cast("list[Any]", content) if content else []
+
+
+def canonical(wire: Mapping[str, Any]) -> dict[str, Any]:
+    """A message's meaning as a JSON value: equal values mean the same."""
+    made: dict[str, Any] = {"role": wire["role"], "content": [_canonical_part(part) for part in parts_of(wire)]}
+    if calls := wire.get("tool_calls"):
+        made["tool_calls"] = [_canonical_call(call) for call in calls]
+    for key in sorted(wire.keys() - _OWN_KEYS - _SILENT_KEYS):
+        if wire[key] is not None:
+            made[key] = sorted_value(wire[key])
+    return made
+
+
+def _canonical_part(part: Any) -> Any:
+    if isinstance(part, ImagePart):
+        return ["image", part.ref.image_id, None if part.detail == "auto" else part.detail]
+    if part.keys() == {"type", "text"}:
+        return ["text", part["text"]]
+    kept = {key: value for key, value in part.items() if key not in _SILENT_KEYS and value is not None}
+    return ["text", kept["text"]] if kept.keys() == {"type", "text"} else sorted_value(kept)
+
+
+def _canonical_call(call: Any) -> Any:
+    """A tool call by value. What is no call is compared as it is."""
+    given = cast("dict[str, Any]", call) if isinstance(call, dict) else {}
+    function = given.get("function")
+    if not isinstance(function, dict):
+        return sorted_value(call)
+    named = cast("dict[str, Any]", function)
+    extra = {key: value for key, value in given.items() if key not in ("id", "type", "function", "index")}
+    return [given.get("id"), named.get("name"), arguments_value(named.get("arguments")), sorted_value(extra)]
+
+
+def arguments_value(arguments: Any) -> Any:
+    """Tool arguments by value: a JSON string's value with sorted keys, or the string itself where it is no JSON."""
+    if not isinstance(arguments, str):
+        return sorted_value(arguments)
+    try:
+        return ["json", sorted_value(from_json(arguments, allow_inf_nan=False))]
+    except ValueError:
+        return ["text", arguments]
+
+
+def sorted_value(value: Any) -> Any:
+    """A JSON value with all keys sorted; a whole number is written as one whether it came as 1 or 1.0."""
+    if isinstance(value, dict):
+        mapping = cast("dict[str, Any]", value)
+        return {key: sorted_value(mapping[key]) for key in sorted(mapping)}
+    if isinstance(value, list):
+        return [sorted_value(one) for one in cast("list[Any]", value)]
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
+        return int(value)
+    return value
+
+
+def _spelled(wire: Mapping[str, Any]) -> Any:
+    """The message as it was written, images by id."""
+    content = wire.get("content")
+    if not isinstance(content, list):
+        return wire
+    parts = [
+        ["image", part.ref.image_id, part.detail] if isinstance(part, ImagePart) else part
+        for part in cast("list[Any]", content)
+    ]
+    return {**wire, "content": parts}
