@@ -71,9 +71,10 @@ class ReplyCollector:
 def reply_of(data: Any) -> Mapping[str, Any] | None:
     """The one reply of an answer that was not streamed; None where it holds several or none that ended."""
     choices: Any = cast("dict[str, Any]", data).get("choices") if isinstance(data, dict) else None
-    if not isinstance(choices, list) or len(cast("list[Any]", choices)) != 1:
+    found = cast("list[Any]", choices) if isinstance(choices, list) else []
+    if len(found) != 1:
         return None
-    only: Any = choices[0]
+    only = found[0]
     choice = cast("dict[str, Any]", only) if isinstance(only, dict) else {}
     message = choice.get("message")
     if not isinstance(message, dict) or choice.get("finish_reason") is None:

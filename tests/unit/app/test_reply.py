@@ -16,7 +16,8 @@ def collected(*deltas: dict[str, Any], end: str | None = "stop", index: int = 0,
     ]
     if end:
         events.append({"choices": [{"index": index, "delta": {}, "finish_reason": end}]})
-    for event in [*events, {"choices": [], "usage": {"prompt_tokens": 3}}]:
+    events.append({"choices": [], "usage": {"prompt_tokens": 3}})
+    for event in events:
         collector.add(b"data: " + to_json(event) + b"\n\n")
     collector.add(b": a comment\n\ndata: [DONE]\n\n")
     return collector.message()
