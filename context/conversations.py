@@ -8,7 +8,7 @@ answer   the reply is whole: it belongs to the history from now on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
@@ -102,7 +102,16 @@ class Conversations:
             policy=begun.policy,
             number=begun.number,
         )
-        return replace(begun, turn=await self._ledger.commit(begun.tenant, new))
+        return Begun(
+            begun.tenant,
+            begun.conversation,
+            begun.number,
+            begun.transcript,
+            begun.plan,
+            begun.parent,
+            begun.policy,
+            await self._ledger.commit(begun.tenant, new),
+        )
 
     async def answer(self, begun: Begun, message: Mapping[str, Any]) -> None:
         """Keep the reply to a turn that was accepted. `message` is the engine's, whole."""

@@ -9,7 +9,8 @@
         ├── EngineTimeout        took longer than the setting allows (504)
         └── EngineProtocolError  answered something that is not OpenAI's protocol (502)
 
-    Three more stand where they belong: `context/store/blobs.py::StoreError`, `context/store/turn_rows.py::TurnStoreError`, `metrics/bench/errors.py::BenchError`.
+    Three more stand where they belong: `context/store/blobs.py::StoreError`,
+    `context/store/turn_rows.py::TurnStoreError`, `metrics/bench/errors.py::BenchError`.
 
 Their messages are written for the client: they never carry a library's exception text, a path or a secret. The
 library's exception stays reachable as `__cause__` for a debugger and is not logged with its text.

@@ -14,13 +14,14 @@ Pure functions: nothing is read or written, nothing that came is mutated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blake3 import blake3
 from pydantic_core import to_json
 
 from context.alignment import align, heals
+from context.estimates import message_tokens
 from context.layout.control import DEFAULT_TOKENS, ControlTokens, neutralize_message, neutralize_value
 from context.layout.patterns import BUILTIN, Patterns
 from context.layout.tools import canonical_tools, compare_tools
@@ -30,9 +31,9 @@ from context.transcript import Message, Transcript
 Tools = tuple[Mapping[str, Any], ...]
 Estimate = Callable[[Mapping[str, Any]], int]
 
-
-def _no_estimate(_: Mapping[str, Any]) -> int:
-    return 0
+_NO_TOOLS_FORM = blake3(b"null").hexdigest()
+# Role and content are all that most messages have: then the text alone has to be looked at.
+_PLAIN_KEYS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Rules:
     canonical_tools: bool = True
     control_tokens: ControlTokens | None = DEFAULT_TOKENS
     patterns: Patterns = BUILTIN
-    estimate: Estimate = field(default=_no_estimate)
+    estimate: Estimate = message_tokens
 
 
 # By the name of the policy.
@@ -99,6 +100,8 @@ def plan(
     Raises:
         RequestError: the tools cannot be used.
     """
+    if known is None and latest is None:
+        return _plan_anew(transcript, tools, rules)
     base: Turn | None = None
     kept: list[SentMessage] = []
     breaks: list[PrefixBreak] = []
@@ -128,6 +131,16 @@ def plan(
         state={**(base.state if base else {}), "tools_form": form},
         epoch=base.epoch if base else 0,
     )
+
+
+def _plan_anew(transcript: Transcript, tools: Sequence[Any] | None, rules: Rules) -> PromptPlan:
+    """What to send for a transcript of which nothing is known."""
+    laid_out, form, _, _ = _tools(tools, None, rules)
+    if rules.replay:
+        sent = tuple([_laid_out(message, at, rules) for at, message in enumerate(transcript.messages)])
+    else:
+        sent = tuple([SentMessage(message.wire, at) for at, message in enumerate(transcript.messages)])
+    return PromptPlan(sent, laid_out, 0, state={"tools_form": form})
 
 
 def _covered(known: Known) -> list[SentMessage]:
@@ -173,11 +186,15 @@ def _aligned(latest: Turn, transcript: Transcript, rules: Rules) -> tuple[list[S
 
 def _laid_out(message: Message, at: int, rules: Rules) -> SentMessage:
     """A message that is sent for the first time."""
-    if rules.control_tokens is None:
-        return SentMessage(message.wire, at)
+    tokens, wire = rules.control_tokens, message.wire
+    if tokens is None:
+        return SentMessage(wire, at)
+    text = wire.get("content")
+    if len(wire) == _PLAIN_KEYS and isinstance(text, str) and not tokens.in_text(text):
+        return SentMessage(wire, at)
     # Calls that the gateway has not seen a model write are a client's text like any other.
     calls = message.role == "assistant"
-    return SentMessage(neutralize_message(message.wire, rules.control_tokens, include_calls=calls)[0], at)
+    return SentMessage(neutralize_message(wire, tokens, include_calls=calls)[0], at)
 
 
 def _in_order(kept: Sequence[SentMessage], fresh: Sequence[SentMessage]) -> list[SentMessage]:
@@ -195,7 +212,7 @@ def _tools(
     tools: Sequence[Any] | None, base: Turn | None, rules: Rules
 ) -> tuple[Tools | None, str, PrefixBreak | None, tuple[Healed, ...]]:
     """The tools to send, the digest of their spelling, and how they differ from the base turn's."""
-    form = blake3(to_json(tools)).hexdigest()
+    form = _NO_TOOLS_FORM if tools is None else blake3(to_json(tools)).hexdigest()
     if tools is None:
         laid_out = None
     else:

@@ -27,6 +27,8 @@ DIGEST_BYTES = 32
 _OWN_KEYS = frozenset(("role", "content", "tool_calls"))
 # Keys that change nothing that a model is shown.
 _SILENT_KEYS = frozenset(("cache_control",))
+# Role and content are all that most messages have.
+_PLAIN_KEYS = 2
 _EXACT_FLOAT = 2**53
 
 
@@ -93,7 +95,13 @@ def transcript(wires: Sequence[Mapping[str, Any]], tenant_key: bytes) -> Transcr
 def message_of(wire: Mapping[str, Any]) -> Message:
     """One message with its digests."""
     form = blake3(to_json(_spelled(wire))).digest()
-    return Message(wire, blake3(to_json(canonical(wire))).digest(), form)
+    content = wire.get("content")
+    if isinstance(content, str) and content and len(wire) == _PLAIN_KEYS:
+        # As `canonical` has it, for most messages.
+        meant: Any = {"role": wire["role"], "content": [["text", content]]}
+    else:
+        meant = canonical(wire)
+    return Message(wire, blake3(to_json(meant)).digest(), form)
 
 
 def chain_of(digests: Iterator[bytes] | Sequence[bytes], tenant_key: bytes) -> tuple[bytes, ...]:

@@ -1,23 +1,27 @@
 """The ledger: what was sent for which transcript, found by the digests of the transcript.
 
-Its turns are in memory (`context/ledger/memory.py`) and in a store that outlives the process
+Its turns are in memory (`context/ledger/memory.py`), at once in a journal that outlives the process
+(`context/ledger/feed.py`), and a moment later in a store that other processes see
 (`context/store/turn_rows.py::TurnStore`; by default a SQLite file, `context/store/turns.py`). Losing the store loses
 reuse, never a request: `context/ledger/file.py`. docs/adr/0008-context.md says why it is so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from context.ledger.feed import Feed
 from context.ledger.file import StoreFile
 from context.ledger.memory import RowMemory, assemble
 from context.ledger.prune import Pruner
 from context.ledger.rows import NewTurn, reply_of, row_of, whole_row
 from context.plan import SentMessage, Turn
+from context.store.turn_entries import addition_of, answer_of
 from context.store.turn_rows import Row, reply_name
 from context.transcript import Message
 
@@ -68,10 +72,10 @@ class Ledger:
     Of two turns with the same transcript the newer one is found.
     """
 
-    def __init__(self, limits: LedgerLimits, file: StoreFile, clock: Callable[[], float]) -> None:
-        self._file, self._clock = file, clock
+    def __init__(self, limits: LedgerLimits, file: StoreFile, feed: Feed, clock: Callable[[], float]) -> None:
+        self._file, self._feed, self._clock = file, feed, clock
         self._memory = RowMemory(limits.memory_bytes)
-        self._pruner = Pruner(self._file, self._memory, limits.max_age_seconds, limits.max_bytes)
+        self._pruner = Pruner(file, feed, self._memory, limits.max_age_seconds, limits.max_bytes)
         self._last_id = self._hits = self._store_hits = self._misses = 0
 
     @classmethod
@@ -90,8 +94,8 @@ class Ledger:
             path: the file; it and its folder are made when they are not there.
             limits: its bounds.
             clock: seconds since 1970.
-            busy_seconds: how long a commit waits for other processes before it stays in memory.
-            retry_seconds: how long commits stay in memory after the file failed.
+            busy_seconds: how long a write to the file waits for other processes before it is put off.
+            retry_seconds: how long nothing is written to the file after it failed.
 
         Raises:
             ConfigError: the file can never be used: no permission, no file, another program's or a newer version's.
@@ -102,7 +106,11 @@ class Ledger:
         except BaseException:
             await file.close()
             raise
-        ledger = cls(limits or LedgerLimits(), file, clock)
+        bounds = limits or LedgerLimits()
+        # What is on its way must not leave the memory before it has arrived.
+        feed = Feed(file, path, bounds.memory_bytes // 4, retry_seconds)
+        feed.open()
+        ledger = cls(bounds, file, feed, clock)
         await ledger._pruner.count()
         return ledger
 
@@ -143,18 +151,16 @@ class Ledger:
         Messages that mean the same as the parent's at the same place stay as they were first seen.
         """
         rows = [] if new.parent is None else await self._rows(tenant, new.parent)
-        row, blobs = row_of(self._next_id(new.parent or 0), tenant, new, rows, assemble(rows))
+        row, blobs = row_of(self._next_id(new.parent or 0), tenant, new, rows, assemble(rows) if rows else None)
         turn = assemble([*rows, row])
         assert turn is not None, "a row fits the rows that it was made from"
-        if row.base is not None and self._memory.get(row.base) is None:
-            # Its parent did not fit into memory, or has left it meanwhile.
-            self._memory.put(whole_row(row, turn)[0])
-        else:
-            self._memory.put(row)
-        if await self._file.write(lambda store: store.add(row, blobs)) is False:
-            # Its parent never reached the file, or was pruned.
-            whole, all_blobs = whole_row(row, turn)
-            await self._file.write(lambda store: store.add(whole, all_blobs))
+        if row.base is not None and (self._memory.get(row.base) is None or self._feed.is_lost(row.base)):
+            # Its parent did not fit into memory, or has left it meanwhile; or it will never be in the file.
+            row, blobs = whole_row(row, turn)
+        self._memory.put(row)
+        if self._file.is_used:
+            is_kept = self._feed.take(addition_of(row, blobs), row, turn)
+            await self._arrived(row.id, is_kept)
         self._pruner.committed(self._clock())
         return turn
 
@@ -175,8 +181,25 @@ class Ledger:
         kept = self._memory.get(turn.id)
         if kept is not None and kept.reply is not None and kept.reply is not reply:
             return await self._turn(tenant, turn.id) or turn
-        await self._file.write(lambda store: store.add_reply(tenant, turn.id, length, reply, blobs))
-        return replace(turn, client=(*turn.client, client), sent=(*turn.sent, sent), replied=True)
+        if self._file.is_used:
+            await self._arrived(turn.id, self._feed.take(answer_of(tenant, turn.id, length, reply, blobs)))
+        return Turn(
+            id=turn.id,
+            conversation=turn.conversation,
+            number=turn.number,
+            client=(*turn.client, client),
+            sent=(*turn.sent, sent),
+            tools=turn.tools,
+            replied=True,
+            state=turn.state,
+            epoch=turn.epoch,
+            policy=turn.policy,
+        )
+
+    async def flush(self) -> None:
+        """Write what is kept to the file, where other processes see it. The ledger does this by itself in the
+        background."""
+        await self._feed.flush()
 
     async def prune(self, now: float) -> int:
         """Delete the turns older than the bound, and the oldest ones until the file is within its bound. What a kept
@@ -205,6 +228,7 @@ class Ledger:
     async def close(self) -> None:
         """End it; what was begun is written. It may not be used afterwards."""
         await self._pruner.close()
+        await self._feed.close()
         await self._file.close()
 
     async def _find_in_store(self, tenant: str, chain: Sequence[bytes], above: int) -> Found | None:
@@ -221,6 +245,12 @@ class Ledger:
             rows = await self._rows(tenant, point.turn, with_reply=point.at_reply)
         turn = assemble(rows)
         return turn and Found(turn, point.length, point.at_reply)
+
+    async def _arrived(self, turn: int, is_kept: bool) -> None:
+        """Wait until a turn can be found and outlives the process: mostly it does already."""
+        if not is_kept or self._memory.get(turn) is None:
+            # Shielded: a request that is cancelled must not leave it half done.
+            await asyncio.shield(self._feed.flush())
 
     async def _turn(self, tenant: str, id: int) -> Turn | None:
         return assemble(await self._rows(tenant, id, with_reply=True))
@@ -254,6 +284,6 @@ class Ledger:
 
     def _next_id(self, after: int) -> int:
         # The last digits keep processes apart that share the file.
-        now = int(self._clock() * 1_000_000) * 1000 + random.randrange(1000)  # noqa: S311
+        now = int(self._clock() * 1_000_000) * 1000 + int(random.random() * 1000)  # noqa: S311
         self._last_id = max(now, self._last_id + 1, after + 1)
         return self._last_id

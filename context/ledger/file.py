@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from context.errors import ConfigError
+from context.store.turn_journal import abandoned
 from context.store.turn_rows import Trouble, TurnStore, TurnStoreError
 from context.store.turns import open_turns
 
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _WARN_EVERY_SECONDS = 60.0
+# So much is kept in one go of what others left.
+_FEED_ENTRIES = 1024
 _REMEDIES: dict[Trouble, str] = {
     "locked": "another program holds it; turns are in memory alone until it lets go",
     "full": "its disk has no space; turns are in memory alone until there is some",
@@ -59,7 +62,7 @@ class StoreFile:
         try:
             await self._open()
         except TurnStoreError as error:
-            self._failed(error.trouble)
+            self.failed(error.trouble)
 
     def ask(self, call: Callable[[TurnStore], T]) -> T | None:
         """Call it here and now: for calls that neither wait nor read much."""
@@ -69,7 +72,7 @@ class StoreFile:
         try:
             return call(store)
         except TurnStoreError as error:
-            self._failed(error.trouble, store)
+            self.failed(error.trouble, store)
             return None
 
     async def read(self, call: Callable[[TurnStore], T]) -> T | None:
@@ -80,7 +83,7 @@ class StoreFile:
         try:
             return await self._run(self._reader, lambda: call(store))
         except TurnStoreError as error:
-            self._failed(error.trouble, store)
+            self.failed(error.trouble, store)
             return None
 
     async def write(self, call: Callable[[TurnStore], T]) -> T | None:
@@ -90,9 +93,18 @@ class StoreFile:
         try:
             return await self._write(call)
         except TurnStoreError as error:
-            self._failed(error.trouble)
+            self.failed(error.trouble)
             self._rests_until = time.monotonic() + self._retry_seconds
             return None
+
+    def wake(self) -> None:
+        """Try the next write even if one has just failed."""
+        self._rests_until = float("-inf")
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is to be a file at all."""
+        return self._path is not None
 
     @property
     def is_there(self) -> bool:
@@ -120,7 +132,7 @@ class StoreFile:
                 if error.trouble not in ("gone", "damaged"):
                     raise
                 # Counted and warned of although this turn is kept: earlier ones are lost.
-                self._failed(error.trouble, store)
+                self.failed(error.trouble, store)
         # Shielded: half of it would leave an open file behind.
         await asyncio.shield(self._open_again(store))
         opened = self._store
@@ -145,7 +157,8 @@ class StoreFile:
     async def _open(self) -> None:
         if self._path is not None:
             path = self._path
-            self._store = await self._run(self._writer, lambda: open_turns(path, self._busy_seconds))
+            self._store = store = await self._run(self._writer, lambda: open_turns(path, self._busy_seconds))
+            await self._run(self._writer, lambda: _feed_abandoned(path, store))
 
     async def _leave(self) -> None:
         """Close the store once neither thread uses it."""
@@ -158,7 +171,8 @@ class StoreFile:
         # Shielded: a request that is cancelled must not take its turn out of the queue.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(thread, call))
 
-    def _failed(self, trouble: Trouble, store: TurnStore | None = None) -> None:
+    def failed(self, trouble: Trouble, store: TurnStore | None = None) -> None:
+        """Count a failure, and warn of it once in a while."""
         self.failures += 1
         if trouble == "damaged":
             # The next write sees to it.
@@ -167,3 +181,14 @@ class StoreFile:
         if now - self._warned_at >= _WARN_EVERY_SECONDS:
             self._warned_at = now
             _log.warning("the ledger's file is %s: %s", trouble, _REMEDIES[trouble])
+
+
+def _feed_abandoned(path: Path, store: TurnStore) -> None:
+    """Keep what processes have left in their journals that were killed.
+
+    Raises:
+        TurnStoreError: it is left there for the next time.
+    """
+    with abandoned(path) as entries:
+        for at in range(0, len(entries), _FEED_ENTRIES):
+            store.write(entries[at : at + _FEED_ENTRIES])

@@ -5,12 +5,11 @@ A turn is kept as its row, so that turns of one conversation share what they hav
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from context.plan import SentMessage, Turn
-from context.store.turn_rows import Point, Reply, Row
+from context.store.turn_rows import Point, Reply, Row, replied
 from context.transcript import Message
 
 # What a row takes beside its messages: itself, its places in the maps below, its name and state.
@@ -100,7 +99,7 @@ class RowMemory:
         row = self._rows.get(turn)
         if row is None or row.tenant != tenant or row.reply is not None:
             return
-        self._rows[turn] = dataclasses.replace(row, reply=reply)
+        self._rows[turn] = replied(row, reply)
         self.size_bytes += reply.cost
         self._reply_points(row, reply)
         self._evict()

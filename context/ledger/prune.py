@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from context.ledger.feed import Feed
 from context.ledger.file import StoreFile
 from context.ledger.memory import RowMemory
 
@@ -20,12 +21,12 @@ class Pruner:
     """Deletes old turns, when asked and by itself now and then. What a kept turn is based on is kept.
 
     Args:
-        file, memory: where turns are.
+        file, feed, memory: where turns are.
         max_age_seconds, max_bytes: the bounds.
     """
 
-    def __init__(self, file: StoreFile, memory: RowMemory, max_age_seconds: float, max_bytes: int) -> None:
-        self._file, self._memory = file, memory
+    def __init__(self, file: StoreFile, feed: Feed, memory: RowMemory, max_age_seconds: float, max_bytes: int) -> None:
+        self._file, self._feed, self._memory = file, feed, memory
         self._max_age_seconds, self._max_bytes = max_age_seconds, max_bytes
         self._stored = self.pruned = self._commits = 0
         self._pruned_at = float("-inf")
@@ -55,6 +56,8 @@ class Pruner:
     async def prune(self, now: float) -> int:
         """Delete; how many turns went from the file, or from memory where there is no file."""
         async with self._one_prunes:
+            # What is on its way may be based on what would go.
+            await self._feed.flush()
             before = int((now - self._max_age_seconds) * NANOSECONDS)
             deleted = await self._delete(before)
             forgotten = self._memory.expire(before)

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from context.plan import SentMessage, Turn
 from context.store.turn_codec import cost_of, encode, encode_tools, same_bytes, value_bytes
-from context.store.turn_rows import Blobs, Reply, Row, Tools
+from context.store.turn_rows import Blobs, Reply, Row, Tools, reply_name
 from context.transcript import Message
 
 _T = TypeVar("_T")
 # A row is whole when reading it would cost more than twice what it holds. A history that only grows never gets there,
-# since all that is read is held; one whose middle is dropped each turn does.
+# since all that is read is held; one whose middle is dropped each turn does, and a small request that is sent again and
+# again, which would else stand on a row for each time.
 _WASTE_RATIO = 2
-_WASTE_FREE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,12 @@ def row_of(id: int, tenant: str, new: NewTurn, rows: Sequence[Row], parent: Turn
         base, walked = parent.id, rows[-1].walked
         on_reply = parent.replied and (kept_client == len(parent.client) or kept_sent == len(parent.sent))
     walked += 1 + whole - kept_client - kept_sent
-    if parent is not None and walked > _WASTE_RATIO * whole + _WASTE_FREE:
+    if parent is not None and walked > _WASTE_RATIO * whole:
         # A message stays as it was first seen.
         client = parent.client[:kept_client] + client[kept_client:]
         base, kept_client, kept_sent, walked = None, 0, 0, 1 + whole
+    client, sent = client[kept_client:], sent[kept_sent:]
+    blobs = encode(client, sent, kept_client)
     row = Row(
         id=id,
         tenant=tenant,
@@ -73,40 +75,47 @@ def row_of(id: int, tenant: str, new: NewTurn, rows: Sequence[Row], parent: Turn
         base=base,
         kept_client=kept_client,
         kept_sent=kept_sent,
-        client=client[kept_client:],
-        sent=sent[kept_sent:],
+        client=client,
+        sent=sent,
         chain=new.chain,
         tools=_tools(new.tools, rows),
         state=new.state,
         epoch=new.epoch,
         policy=new.policy,
         walked=walked,
+        cost=_row_cost(blobs, len(client), new.state),
         on_reply=on_reply and base is not None,
     )
-    return _measured(row)
+    return row, blobs
 
 
 def whole_row(row: Row, turn: Turn) -> tuple[Row, Blobs]:
     """The same turn as a row that is based on none, without its reply."""
     end = -1 if turn.replied else None
-    whole = replace(row, base=None, kept_client=0, kept_sent=0, client=turn.client[:end], sent=turn.sent[:end])
-    return _measured(replace(whole, walked=1 + len(whole.client) + len(whole.sent), reply=None, on_reply=False))
+    client, sent = turn.client[:end], turn.sent[:end]
+    blobs = encode(client, sent, 0)
+    whole = replace(row, base=None, kept_client=0, kept_sent=0, client=client, sent=sent, reply=None, on_reply=False)
+    cost = _row_cost(blobs, len(client), row.state)
+    return replace(whole, walked=1 + len(client) + len(sent), cost=cost), blobs
 
 
 def reply_of(length: int, client: Message, sent: SentMessage, chain: bytes) -> tuple[Reply, Blobs]:
     """The reply to a turn of `length` client messages."""
     blobs = encode((client,), (sent,), length)
-    return Reply(client, sent, chain, _cost(blobs, 1)), blobs
+    return Reply(client, sent, chain, _cost(blobs, 1), reply_name(client.digest)), blobs
 
 
-def _measured(row: Row) -> tuple[Row, Blobs]:
-    blobs = encode(row.client, row.sent, row.kept_client)
-    cost = _cost(blobs, len(row.client)) + len(value_bytes(dict(row.state)))
-    return replace(row, cost=cost), blobs
+def _row_cost(blobs: Blobs, messages: int, state: Mapping[str, Any]) -> int:
+    return _cost(blobs, messages) + len(value_bytes(dict(state)))
 
 
 def _cost(blobs: Blobs, messages: int) -> int:
-    return cost_of(blobs.client.decode(), blobs.sent.decode(), messages)
+    return cost_of(_text(blobs.client), _text(blobs.sent), messages)
+
+
+def _text(data: bytes) -> str | bytes:
+    # As bytes it takes about as much, and nothing has to be made to learn that.
+    return data if data.isascii() else data.decode()
 
 
 def _tools(tools: Sequence[Mapping[str, Any]] | None, rows: Sequence[Row]) -> Tools | None:

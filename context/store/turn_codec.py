@@ -168,7 +168,7 @@ def value_of(data: bytes | str) -> Any:
         return json.loads(data)
 
 
-def cost_of(client: str, sent: str, messages: int) -> int:
+def cost_of(client: str | bytes, sent: str | bytes, messages: int) -> int:
     """Bytes that so many messages take in memory, about."""
     # One wide character makes a whole string wide: a text takes no more than the one that holds it.
     return sys.getsizeof(client) + sys.getsizeof(sent) + messages * _MESSAGE_COST

@@ -8,8 +8,9 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from context.errors import ConfigError
@@ -35,6 +36,7 @@ CREATE TABLE points (
     turn INTEGER NOT NULL, length INTEGER NOT NULL, at_reply INTEGER NOT NULL,
     PRIMARY KEY (tenant, chain)) STRICT, WITHOUT ROWID;
 """
+_INSERT_ROWS = 64
 _WAL_BYTES = 16 * 1024 * 1024
 _TROUBLES: dict[int, Trouble] = {
     sqlite3.SQLITE_BUSY: "locked",
@@ -44,6 +46,9 @@ _TROUBLES: dict[int, Trouble] = {
     sqlite3.SQLITE_CORRUPT: "damaged",
     sqlite3.SQLITE_NOTADB: "damaged",
 }
+
+# SQLite's errors, and what a damaged row makes of its readers.
+ERRORS = (sqlite3.Error, OSError, ValueError, OverflowError, TypeError, IndexError)
 
 
 def touch(path: Path) -> None:
@@ -176,9 +181,27 @@ def _is_ready(writer: sqlite3.Connection, path: Path) -> bool:
 
 @contextlib.contextmanager
 def translated() -> Generator[None]:
-    """SQLite's errors, and what a damaged row makes of its readers, as the seam's."""
+    """`ERRORS` as the seam's."""
     try:
         yield
-    except (sqlite3.Error, OSError, ValueError, OverflowError, TypeError, IndexError) as error:
-        code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        raise TurnStoreError(_TROUBLES.get(code, "unusable")) from error
+    except ERRORS as error:
+        raise store_error(error) from error
+
+
+def store_error(error: BaseException) -> TurnStoreError:
+    """One of `ERRORS` as the seam's."""
+    code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return TurnStoreError(_TROUBLES.get(code, "unusable"))
+
+
+def insert(connection: sqlite3.Connection, start: str, rows: Sequence[tuple[Any, ...]], end: str = "") -> None:
+    """Insert rows, many with one statement: a thread gives the interpreter's lock away at each, and waits for it."""
+    at, size = 0, _INSERT_ROWS
+    while at < len(rows):
+        # Powers of two, so that SQLite's statements are prepared once.
+        while size > len(rows) - at:
+            size //= 2
+        some = rows[at : at + size]
+        values = ",".join([f"({','.join('?' * len(some[0]))})"] * size)
+        connection.execute(f"{start} VALUES {values} {end}", [value for row in some for value in row])
+        at += size

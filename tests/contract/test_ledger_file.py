@@ -35,14 +35,17 @@ async def test_two_processes_see_each_other(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     one, two = await opened(path), await opened(path)
     wires, turn = await converse(one, 3)
+    await one.flush()
     # Known to one from memory, continued by two: the longer one is found.
     found = await two.find("t", chain([*wires, user("four")]))
     assert found is not None
     assert same(found.turn, turn)
     more = [*wires, user("four")]
     turn = await two.commit("t", new_turn(more, found.turn))
+    await two.flush()
     assert at(await one.find("t", chain([*more, assistant("x"), user("five")]))) == (turn.id, len(more), False)
     turn = await answer(two, turn, more, "x")
+    await two.flush()
     found = await one.find("t", chain([*more, assistant("x"), user("five")]))
     assert found is not None
     assert same(found.turn, turn)
@@ -55,6 +58,7 @@ async def test_two_processes_see_each_other(tmp_path: Path) -> None:
 async def test_many_begin_the_same_file(tmp_path: Path) -> None:
     ledgers = await asyncio.gather(*(Ledger.open(tmp_path / "ledger.db", busy_seconds=5) for _ in range(6)))
     await asyncio.gather(*(converse(one, 5, str(number)) for number, one in enumerate(ledgers)))
+    await asyncio.gather(*(one.flush() for one in ledgers))
     assert [one.stats().failures for one in ledgers] == [0] * 6
     for number in range(6):
         assert await ledgers[-1 - number].latest("t", str(number)) is not None
@@ -110,6 +114,7 @@ async def test_trouble_costs_no_request(
     await converse(ledger, 2, "before")
     with trouble(path):
         wires, during = await converse(ledger, 3, "during")
+        await ledger.flush()
         found = await ledger.find("t", chain([*wires, user("four")]))
         assert found is not None
         assert same(found.turn, during)
@@ -149,7 +154,9 @@ async def test_a_turn_whose_parents_reply_was_lost_is_kept_whole(tmp_path: Path)
 async def test_a_locked_file_is_left_alone_for_a_while(tmp_path: Path) -> None:
     ledger = await Ledger.open(tmp_path / "ledger.db", busy_seconds=0.01, retry_seconds=3600)
     with locked(tmp_path / "ledger.db"):
-        await converse(ledger, 3)
+        for _ in range(3):
+            await converse(ledger, 1)
+            await ledger.flush()
     assert ledger.stats().failures == 1
     await ledger.close()
 

@@ -105,6 +105,7 @@ async def test_what_two_processes_say_in_turn_is_not_copied(tmp_path: Path) -> N
         assert (found.turn.number if found else 0) == number
         turn = await ledger.commit("t", new_turn(wires, found and found.turn))
         await answer(ledger, turn, wires, f"answer {number}")
+        await ledger.flush()
         wires.append(assistant(f"answer {number}"))
     for ledger in ledgers:
         # 80 messages, not 20 times as many.
