@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stillframe {_version()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _serve_command(commands)
+    _demo_command(commands)
     _experiment_command(commands)
     _bench_command(commands)
     return parser
@@ -79,7 +80,9 @@ def _command(
 
 def _add_settings_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", type=Path, metavar="FILE", help="settings to lay over configs/default.yaml")
-    command.add_argument("--model", help="demo, a folder or a Hugging Face id for the embedded engine (default: demo)")
+    command.add_argument(
+        "--model", help="demo, random, a folder or a Hugging Face id for the embedded engine (default: demo)"
+    )
     command.add_argument(
         "--upstream",
         action="append",
@@ -109,6 +112,29 @@ def _serve(options: argparse.Namespace) -> int:
 
     configure_logging(settings.log_level)
     return serve(settings)
+
+
+def _demo_command(commands: Any) -> None:
+    command = _command(
+        commands,
+        "demo",
+        "Play a short conversation about pictures on a gateway and show, turn by turn, what the caches gave: prompt "
+        "tokens read, written and uncached.",
+        _demo,
+    )
+    command.add_argument(
+        "--url", help="a running gateway on this machine, such as http://127.0.0.1:8000; without it one is started"
+    )
+    command.add_argument("--seed", type=int, default=0, help="seed of pictures and questions (default: 0)")
+    command.add_argument("--save", type=Path, metavar="FOLDER", help="write the pictures there as PNG")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the turns as JSON; - for standard output")
+    _add_settings_flags(command)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from app.commands import demo
+
+    return demo(options, _load(options, "model", "upstream"))
 
 
 def _experiment_command(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which model the embedded engine loads: the demo model, a folder, or a Hugging Face id."""
+"""Which model the embedded engine loads: the bundled demo model, a random one, a folder, or a Hugging Face id."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from app.settings import Settings
 from context.errors import ConfigError
+from engine.demo_model import bundled_folder
 
 DEMO = "demo"
-# The demo model is small; these keep its start short and its memory low. A value in engine.vllm wins.
+# The same architecture with seeded random weights, whose answers are noise.
+RANDOM = "random"
+# Both are small; these keep their start short and their memory low. A value in engine.vllm wins.
 _DEMO_OPTIONS: dict[str, Any] = {
     "max-model-len": 16_384,
     "enforce-eager": True,
@@ -23,10 +26,11 @@ def resolve_model(settings: Settings) -> tuple[str, dict[str, Any]]:
     """The folder or id to load, and vLLM's options for it.
 
     Raises:
-        ConfigError: the folder holds no model, or the demo model cannot be made.
+        ConfigError: the folder holds no model, or the random model cannot be made.
     """
-    if settings.model == DEMO:
-        return str(demo_folder(settings.data_path)), {**_DEMO_OPTIONS, **_dashed(settings.engine.vllm)}
+    if settings.model in (DEMO, RANDOM):
+        small = bundled_folder() if settings.model == DEMO else random_folder(settings.data_path)
+        return str(small), {**_DEMO_OPTIONS, **_dashed(settings.engine.vllm)}
     folder = Path(settings.model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -43,8 +47,8 @@ def resolve_model(settings: Settings) -> tuple[str, dict[str, Any]]:
     return settings.model, dict(settings.engine.vllm)
 
 
-def demo_folder(data: Path) -> Path:
-    """The demo model's folder, made on first use.
+def random_folder(data: Path) -> Path:
+    """The random model's folder, made on first use.
 
     Raises:
         ConfigError: it cannot be written.
@@ -52,9 +56,9 @@ def demo_folder(data: Path) -> Path:
     from engine.demo_model.random_checkpoint import build
 
     try:
-        return build(data / "models" / "demo-random")
+        return build(data / "models" / "random")
     except OSError as error:
-        reason = f"cannot make the demo model in {data} ({error.strerror}); free some space or choose another folder"
+        reason = f"cannot make the random model in {data} ({error.strerror}); free some space or choose another folder"
         raise ConfigError("settings", "data_dir", reason) from error
 
 

@@ -233,14 +233,14 @@ def from_environment() -> GatewayApp:
 
 
 def check_model(settings: Settings) -> None:
-    """Stop early where the embedded engine has no model to load. The demo model is made later; it takes a while.
+    """Stop early where the embedded engine has no model to load. The random model is made later; it takes a while.
 
     Raises:
         ConfigError: there is none.
     """
-    from app.model import DEMO, resolve_model
+    from app.model import RANDOM, resolve_model
 
-    if not settings.upstream and settings.model != DEMO:
+    if not settings.upstream and settings.model != RANDOM:
         resolve_model(settings)
 
 

@@ -1,14 +1,14 @@
-"""How the experiment talks to a gateway: as a client, straight to its engine, and as its administrator."""
+"""How experiment and demonstration talk to a gateway: as a client, straight to its engine, and as its administrator."""
 
 from __future__ import annotations
 
 import io
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import aiohttp
 from pydantic_core import from_json, to_json
@@ -23,12 +23,13 @@ _JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request's figures."""
+    """One request's figures, and what was said."""
 
     request_id: str
     usage: Usage
     ttft_seconds: float
     total_seconds: float
+    text: str
 
 
 class GatewayClient:
@@ -88,14 +89,14 @@ class GatewayClient:
         try:
             async with self._session.post(self._url + address, data=content, headers={**headers, **_JSON}) as response:
                 if response.status != 200:
-                    raise EngineUnavailable(f"A request of the experiment was refused: {await _reason(response)}")
+                    raise EngineUnavailable(f"A chat request was refused: {await _reason(response)}")
                 if path == "gateway":
                     request_id = response.headers["x-request-id"]
-                first, usage = await _read(response)
+                first, usage, text = await _read(response)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineUnavailable("The gateway broke off in the middle of the experiment.") from error
+            raise EngineUnavailable("The gateway broke off in the middle of an answer.") from error
         ended = time.perf_counter()
-        return Answer(request_id, read_usage(usage), (first or ended) - began, ended - began)
+        return Answer(request_id, read_usage(usage), (first or ended) - began, ended - began, text)
 
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
         assert self._session is not None
@@ -104,11 +105,16 @@ class GatewayClient:
             async with self._session.request(method, self._url + path, data=content, headers=headers) as response:
                 if response.status != 200:
                     raise EngineUnavailable(f"The gateway refused {path}: {await _reason(response)}")
-                return await response.json()
-        except aiohttp.ClientConnectionError as error:
+                answer = await response.json()
+        except (aiohttp.ClientConnectionError, TimeoutError) as error:
             raise EngineUnavailable(
                 f"There is no gateway at {self._url}. Start one with 'stillframe serve'."
             ) from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise EngineUnavailable(f"What answers at {self._url} is no Stillframe gateway.") from error
+        if not isinstance(answer, dict):
+            raise EngineUnavailable(f"What answers at {self._url} is no Stillframe gateway.")
+        return cast("dict[str, Any]", answer)
 
 
 def _content(body: Any) -> io.BytesIO:
@@ -116,17 +122,32 @@ def _content(body: Any) -> io.BytesIO:
     return io.BytesIO(to_json(body))
 
 
-async def _read(response: aiohttp.ClientResponse) -> tuple[float, Mapping[str, Any] | None]:
-    """When the first content came, 0 if none did, and the stream's usage."""
+async def _read(response: aiohttp.ClientResponse) -> tuple[float, Mapping[str, Any] | None, str]:
+    """When the first content came, 0 if none did, the stream's usage, and the text of its first choice.
+
+    Raises:
+        EngineUnavailable: the stream says that it failed.
+    """
     first, usage = 0.0, None
+    said: list[str] = []
     async for line in response.content:
         if not line.startswith(b"data: {"):
             continue
         event: dict[str, Any] = from_json(line[6:])
-        if not first and b'"content":' in line and b'"content":""' not in line:
-            first = time.perf_counter()
+        if "error" in event:
+            raise EngineUnavailable("The engine failed in the middle of an answer.")
+        if content := _said(event):
+            first = first or time.perf_counter()
+            said.append(content)
         usage = event.get("usage") or usage
-    return first, usage
+    return first, usage, "".join(said)
+
+
+def _said(event: Mapping[str, Any]) -> str:
+    """What an event adds to the first choice."""
+    choices: Sequence[Mapping[str, Any]] = event.get("choices") or ()
+    deltas: list[Any] = [choice.get("delta") for choice in choices if not choice.get("index")]
+    return "".join(delta.get("content") or "" for delta in deltas if delta)
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from engine.base import Engine
+from engine.demo_model import bundled_folder
 
 # A slow machine is no fault of what is tested.
 hypothesis.settings.register_profile(
@@ -66,9 +67,15 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session")
-def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_checkpoint() -> Path:
+    """The bundled demo model."""
+    return bundled_folder()
+
+
+@pytest.fixture(scope="session")
+def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The seeded random checkpoint in its default shape, made by its own command."""
-    folder = tmp_path_factory.mktemp("models") / "demo"
+    folder = tmp_path_factory.mktemp("models") / "random"
     subprocess.run(
         [sys.executable, "-m", "engine.demo_model.random_checkpoint", str(folder)], check=True, capture_output=True
     )

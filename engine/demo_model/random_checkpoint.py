@@ -17,19 +17,10 @@ import os
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
+from engine.demo_model.tokenizer import corpus_lines, train_tokenizer, write_preprocessor, write_tokenizer
+
 FORMAT_VERSION = 1
 
 
@@ -66,7 +57,10 @@ def build(folder: Path, shape: CheckpointShape | None = None) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _write_tokenizer(building, shape)
+        write_tokenizer(
+            building, train_tokenizer(corpus_lines(), shape.vocabulary), max_tokens=shape.max_position_tokens
+        )
+        write_preprocessor(building, max_image_tokens=shape.max_image_tokens)
         _write_weights(building, shape)
         (building / "stillframe.json").write_text(json.dumps(wanted))
         shutil.rmtree(folder, ignore_errors=True)
@@ -74,54 +68,6 @@ def build(folder: Path, shape: CheckpointShape | None = None) -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
-
-
-def _write_tokenizer(folder: Path, shape: CheckpointShape) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    files = resources.files(__package__ or "engine.demo_model")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(
-        vocab_size=shape.vocabulary - len(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(files.joinpath("corpus.txt").read_text().splitlines(), trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    template = files.joinpath("chat_template.jinja").read_text()
-    (folder / "chat_template.jinja").write_text(template)
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_max_length": shape.max_position_tokens,
-                "eos_token": "<|im_end|>",
-                "pad_token": "<|endoftext|>",
-                "clean_up_tokenization_spaces": False,
-                "add_bos_token": False,
-                "chat_template": template,
-            }
-        )
-    )
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps(
-            {
-                "image_processor_type": "Qwen2VLImageProcessor",
-                "processor_class": "Qwen2_5_VLProcessor",
-                "patch_size": 14,
-                "temporal_patch_size": 2,
-                "merge_size": 2,
-                "size": {"shortest_edge": 56 * 56, "longest_edge": shape.max_image_tokens * 28 * 28},
-                "min_pixels": 56 * 56,
-                "max_pixels": shape.max_image_tokens * 28 * 28,
-                "image_mean": [0.48145466, 0.4578275, 0.40821073],
-                "image_std": [0.26862954, 0.26130258, 0.27577711],
-            }
-        )
-    )
 
 
 def _write_weights(folder: Path, shape: CheckpointShape) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -22,10 +24,22 @@ import psutil
 import pytest
 from PIL import Image, ImageDraw
 
+from engine.demo_model import bundled_folder
+from engine.demo_model.evaluate import (
+    GROUPS,
+    answer_over_http,
+    answer_with_transformers,
+    ask_all,
+    questions,
+    summary,
+    wire_messages,
+)
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 _START_SECONDS = 300
+_QUESTIONS = 40
 
 
 @dataclass(slots=True)
@@ -99,6 +113,31 @@ def messages(text: str) -> list[Any]:
         {"role": "system", "content": "You look at pictures and say what is there. " * 8},
         {"role": "user", "content": [part, {"type": "text", "text": "What is in this picture?"}]},
     ]
+
+
+def test_the_demo_model_answers_as_its_card_says(served: Served) -> None:
+    """On questions that nobody has measured it with: the card's are of seed 1."""
+    card = json.loads((bundled_folder() / "scores.json").read_text())
+    answer = answer_over_http(f"{served.url}/v1", "demo")
+    found = summary(asyncio.run(ask_all(answer, GROUPS, _QUESTIONS, seed=20_000)))
+    assert found["groups"].keys() == card["groups"].keys()
+    for name, figures in found["groups"].items():
+        told = card["groups"][name]["accuracy"]
+        # Four deviations of so many draws: a sound model falls below in one of some ten thousand runs.
+        spread = 4 * math.sqrt(max(told * (1 - told), 0.01) / _QUESTIONS)
+        assert figures["accuracy"] >= told - spread, (name, figures, told)
+
+
+def test_transformers_gives_the_same_answers(served: Served) -> None:
+    chats = [chat for group in GROUPS[:3] for _, chat in questions(group, 8, seed=20_001)]
+    over_http, local = answer_over_http(f"{served.url}/v1", "demo"), answer_with_transformers(str(bundled_folder()))
+
+    async def both() -> list[tuple[str, str]]:
+        return [(await over_http(wire_messages(chat)), await local(wire_messages(chat))) for chat in chats]
+
+    pairs = asyncio.run(both())
+    assert sum(one == two for one, two in pairs) >= len(pairs) - 1
+    assert len({one for one, _ in pairs}) > 5
 
 
 def test_the_second_identical_chat_costs_nothing_but_its_tail(served: Served) -> None:

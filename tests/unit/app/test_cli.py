@@ -17,7 +17,7 @@ from app.server import bind, check_disk
 from app.settings import load
 from context.errors import ConfigError
 
-COMMANDS = ("serve", "experiment", "bench")
+COMMANDS = ("serve", "demo", "experiment", "bench")
 UPSTREAM = ("--upstream", "http://127.0.0.1:9/v1")
 
 
@@ -71,6 +71,12 @@ def test_serve_help_names_every_flag(tmp_path: Path) -> None:
         (("serve", "--host", "999.1.1.1", *UPSTREAM), "choose others with --host and --port"),
         (("serve", "--host", "192.0.2.1", *UPSTREAM), "is not an address of this machine"),
         (("experiment", "--groups", "XYZ"), "--groups"),
+        (("demo", "--url", "ftp://127.0.0.1"), "flag: --url: is not an http or https URL"),
+        (("demo", "--url", "http://127.0.0.1:99999"), "flag: --url: is not an http or https URL"),
+        (("experiment", "--url", "http://"), "flag: --url: is not an http or https URL"),
+        (("demo", "--seed", "-1"), "flag: --seed: takes a number from 0 up"),
+        (("demo", "--save", "/dev/null/pictures"), "flag --save: /dev/null/pictures: is not a folder"),
+        (("demo", "--json", "/nowhere/rows.json"), "flag: /nowhere/rows.json: cannot be written"),
     ],
 )
 def test_wrong_use_ends_with_2_and_one_clear_line(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:

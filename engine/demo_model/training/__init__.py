@@ -1,0 +1,1 @@
+"""Training of the demo model: `python -m engine.demo_model.training`."""
