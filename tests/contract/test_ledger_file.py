@@ -306,7 +306,8 @@ async def test_the_file_stays_within_its_bound(tmp_path: Path) -> None:
         await ledger.commit("t", new_turn([user(f"{number} {text}")], conversation=f"{number}", tools=tools))
         largest = max(largest, path.stat().st_size)
     await ledger.prune(0.0)
-    assert largest < 2 * bound
+    # Over it by what comes between two looks at the size, and by what is on its way into the file at most.
+    assert largest < bound + 64 * 11_000 + 1024 * 1024
     assert path.stat().st_size <= bound
     connection = sqlite3.connect(path)
     # Tools go with the last turn that had them.
