@@ -82,41 +82,25 @@ def _write_weights(folder: Path, shape: CheckpointShape) -> None:
     transformers_logging.disable_progress_bar()
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
+    from engine.reference.hugging_face import config_of
+    from engine.reference.qwen2_5_vl import Shape
+
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
-    head = shape.hidden // shape.heads
-    config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": -(-len(ids) // 64) * 64,
-            "hidden_size": shape.hidden,
-            "intermediate_size": shape.hidden * 3,
-            "num_hidden_layers": shape.layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "max_position_embeddings": shape.max_position_tokens,
-            "rope_theta": 1_000_000.0,
-            "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": _mrope_section(head)},
-            "tie_word_embeddings": True,
-            "bos_token_id": ids["<|endoftext|>"],
-            "eos_token_id": ids["<|im_end|>"],
-        },
-        vision_config={
-            "depth": shape.vision_layers,
-            "hidden_size": shape.vision_hidden,
-            "intermediate_size": shape.vision_hidden * 2,
-            "num_heads": shape.vision_heads,
-            "out_hidden_size": shape.hidden,
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "window_size": 112,
-            "fullatt_block_indexes": [shape.vision_layers - 1],
-        },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=True,
+    sizes = Shape(
+        vocabulary=-(-len(ids) // 64) * 64,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        intermediate=shape.hidden * 3,
+        rope_sections=_mrope_section(shape.hidden // shape.heads),
+        vision_hidden=shape.vision_hidden,
+        vision_layers=shape.vision_layers,
+        vision_heads=shape.vision_heads,
+        vision_intermediate=shape.vision_hidden * 2,
+        full_attention=(shape.vision_layers - 1,),
     )
+    config = Qwen2_5_VLConfig(**config_of(sizes, ids, max_position_tokens=shape.max_position_tokens))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape.seed)
         model = Qwen2_5_VLForConditionalGeneration(config).to(torch.bfloat16)
@@ -125,12 +109,12 @@ def _write_weights(folder: Path, shape: CheckpointShape) -> None:
     model.save_pretrained(folder)
 
 
-def _mrope_section(head: int) -> list[int]:
+def _mrope_section(head: int) -> tuple[int, int, int]:
     """Split half of a head's dimensions between time, height and width as Qwen2.5-VL does (16:24:24 of 64)."""
     half = head // 2
     time = half // 4
     height = (half - time) // 2
-    return [time, height, half - time - height]
+    return time, height, half - time - height
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,136 @@
+"""The sections of the settings: what each value may be, and the limits that other packages take from them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from context.images.base import FetchLimits, ImageLimits
+from context.ledger import LedgerLimits
+
+
+class Section(BaseModel):
+    """What every part of the settings refuses: unknown keys, and numbers that are none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Auth(Section):
+    keys: dict[str, str]
+
+    @field_validator("keys")
+    @classmethod
+    def _distinct(cls, keys: dict[str, str]) -> dict[str, str]:
+        if len(set(keys.values())) != len(keys):
+            raise ValueError("two tenants have the same key")
+        if any(not key for key in keys.values()):
+            raise ValueError("a key is empty")
+        return keys
+
+
+class Server(Section):
+    max_body_bytes: int = Field(ge=1024)
+    inflight_body_bytes: int = Field(ge=1024)
+    body_timeout_seconds: float = Field(gt=0)
+    min_upload_bytes_per_second: float = Field(ge=0)
+    max_answer_bytes: int = Field(ge=1024)
+    max_concurrent_requests: int = Field(ge=1)
+    keep_alive_seconds: int = Field(ge=1)
+    shutdown_grace_seconds: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _one_fits(self) -> Server:
+        if self.inflight_body_bytes < self.max_body_bytes:
+            raise ValueError("inflight_body_bytes must be at least max_body_bytes, or the largest body never fits")
+        return self
+
+
+class Images(Section):
+    max_image_bytes: int = Field(ge=1)
+    max_pixels: int = Field(ge=1)
+    max_side: int = Field(ge=1, le=65_535)
+    min_side: int = Field(ge=1)
+    max_aspect_ratio: float = Field(ge=0)
+    max_images_per_request: int = Field(ge=0)
+    formats: tuple[Literal["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"], ...] = Field(min_length=1)
+    background: tuple[int, int, int]
+    animated: Literal["reject", "first_frame"]
+    decode_threads: int = Field(ge=1)
+    decode_queue: int = Field(ge=1)
+    memo_entries: int = Field(ge=1)
+    payload_cache_bytes: int = Field(ge=0)
+    max_sent_bytes: int = Field(ge=1024)
+    store_url: str
+    store_max_bytes: int = Field(ge=0)
+    near_duplicate_distance: int = Field(ge=0, le=64)
+
+    @field_validator("background")
+    @classmethod
+    def _colour(cls, colour: tuple[int, int, int]) -> tuple[int, int, int]:
+        if not all(0 <= channel <= 255 for channel in colour):
+            raise ValueError("each of the three channels is 0 to 255")
+        return colour
+
+    def limits(self) -> ImageLimits:
+        """These settings as the image service takes them."""
+        return ImageLimits(**self.model_dump(exclude={"store_url", "max_sent_bytes"}))
+
+
+class Fetch(Section):
+    enabled: bool
+    timeout_seconds: float = Field(gt=0)
+    max_redirects: int = Field(ge=0)
+    max_concurrent: int = Field(ge=1)
+    allow_private: tuple[str, ...]
+    user_agent: str = Field(min_length=1)
+
+    @field_validator("allow_private")
+    @classmethod
+    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        import ipaddress
+
+        for network in networks:
+            ipaddress.ip_network(network)
+        return networks
+
+    def limits(self) -> FetchLimits:
+        """These settings as the image service takes them."""
+        return FetchLimits(**self.model_dump())
+
+
+class LedgerSection(Section):
+    max_age_seconds: float = Field(gt=0)
+    max_bytes: int = Field(ge=1024 * 1024)
+    memory_bytes: int = Field(ge=0)
+
+    def limits(self) -> LedgerLimits:
+        """These settings as the ledger takes them."""
+        return LedgerLimits(**self.model_dump())
+
+
+class EngineSection(Section):
+    start_timeout_seconds: float = Field(gt=0)
+    stop_timeout_seconds: float = Field(ge=0)
+    restart_on_crash: bool
+    max_restarts: int = Field(ge=0)
+    offline: bool
+    kv_cache_gib: int = Field(ge=1)
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+    vllm: dict[str, Any]
+
+
+class Upstreams(Section):
+    api_key: str
+    accepts_uuid: Literal["auto", True, False]
+    accepts_cache_salt: Literal["auto", True, False]
+    connections: int = Field(ge=1)
+    connect_timeout_seconds: float = Field(gt=0)
+    read_timeout_seconds: float = Field(gt=0)
+    retries: int = Field(ge=0)
+
+    @field_validator("accepts_uuid", "accepts_cache_salt", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        # The default is a word, so that the environment's value arrives as one, too.
+        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
