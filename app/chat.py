@@ -227,19 +227,26 @@ async def _relay(turn: Turn, reply: EngineReply) -> None:
     if reply.status != 200:
         await _relay_error(turn, reply)
         return
-    assert turn.begun is not None
-    turn.begun = await turn.gateway.conversations.accept(turn.begun)
     if reply.headers.get("content-type", "").startswith("text/event-stream"):
         await _relay_events(turn, reply)
     else:
+        await _relay_whole(turn, reply)
+
+
+async def _relay_whole(turn: Turn, reply: EngineReply) -> None:
+    assert turn.begun is not None
+    conversations, message = turn.gateway.conversations, None
+    try:
         body = await reply.read(turn.gateway.settings.server.max_answer_bytes)
         answer = _answer_of(body)
-        turn.usage = read_usage(_usage_of(answer))
+        turn.usage, message = read_usage(_usage_of(answer)), reply_of(answer)
         turn.note_byte()
-        await _keep(turn, reply_of(answer))
-        await turn.start(200, b"application/json", len(body))
-        turn.outcome = "completed"
-        await turn.send({"type": "http.response.body", "body": body})
+    finally:
+        # Before the client sees the reply: it may ask on at once. A turn that failed or was left was sent all the same.
+        turn.begun = await conversations.accept(turn.begun, message)
+    await turn.start(200, b"application/json", len(body))
+    turn.outcome = "completed"
+    await turn.send({"type": "http.response.body", "body": body})
 
 
 async def _relay_error(turn: Turn, reply: EngineReply) -> None:
@@ -254,6 +261,9 @@ async def _relay_error(turn: Turn, reply: EngineReply) -> None:
 
 
 async def _relay_events(turn: Turn, reply: EngineReply) -> None:
+    assert turn.begun is not None
+    conversations = turn.gateway.conversations
+    turn.begun = begun = await conversations.accept(turn.begun)
     collector = ReplyCollector()
     relay = EventRelay(include_usage=turn.include_usage, collect=collector.add)
     await turn.start(200, b"text/event-stream; charset=utf-8")
@@ -262,8 +272,9 @@ async def _relay_events(turn: Turn, reply: EngineReply) -> None:
         if relay.done or relay.failed:
             # Before the last byte is sent: with it the client has all it wants, and may be gone.
             turn.usage, turn.outcome = read_usage(relay.usage), "failed" if relay.failed else "completed"
-            if not relay.failed:
-                await _keep(turn, collector.message())
+            message = None if relay.failed else collector.message()
+            if message is not None:
+                await conversations.answer(begun, message)
         await turn.send({"type": "http.response.body", "body": chunk, "more_body": True})
     await turn.send({"type": "http.response.body", "body": b""})
 
@@ -278,12 +289,6 @@ def _require_json(scope: asgi.Scope) -> None:
     kind = (asgi.header(scope, b"content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestError("Send the header 'Content-Type: application/json'.", code="unsupported_type", status=415)
-
-
-async def _keep(turn: Turn, message: Mapping[str, Any] | None) -> None:
-    """Keep the reply before the client sees its end: it may ask on at once."""
-    if message is not None and turn.begun is not None:
-        await turn.gateway.conversations.answer(turn.begun, message)
 
 
 def _answer_of(body: bytes) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from context.ledger import Found, Ledger, NewTurn
+from context.ledger import Found, Ledger, NewReply, NewTurn
 from context.plan import PromptPlan, SentMessage, Turn
 from context.planner import Known, Rules, continues, plan
 from context.transcript import Message, Transcript, chain_after, message_of, transcript
@@ -88,8 +88,8 @@ class Conversations:
             policy,
         )
 
-    async def accept(self, begun: Begun) -> Begun:
-        """Keep a turn that the engine has taken."""
+    async def accept(self, begun: Begun, message: Mapping[str, Any] | None = None) -> Begun:
+        """Keep a turn that the engine has taken; with the engine's reply, whole, where that is there already."""
         new = NewTurn(
             conversation=begun.conversation,
             parent=begun.parent,
@@ -110,16 +110,13 @@ class Conversations:
             begun.plan,
             begun.parent,
             begun.policy,
-            await self._ledger.commit(begun.tenant, new),
+            await self._ledger.commit(begun.tenant, new, None if message is None else _reply(begun, message)),
         )
 
     async def answer(self, begun: Begun, message: Mapping[str, Any]) -> None:
         """Keep the reply to a turn that was accepted. `message` is the engine's, whole."""
         assert begun.turn is not None, "only what was accepted is answered"
-        kept = {key: message[key] for key in _KEPT_OF_REPLY if message.get(key) is not None}
-        reply = message_of({"role": "assistant", "content": None, **kept})
-        chain = chain_after(begun.transcript.chain[-1], reply.digest)
-        await self._ledger.reply(begun.tenant, begun.turn, reply, SentMessage(reply.wire, len(begun.transcript)), chain)
+        await self._ledger.reply(begun.tenant, begun.turn, _reply(begun, message))
 
     async def _compared(
         self, tenant: str, came: Transcript, found: Found | None, conversation: str | None
@@ -134,6 +131,13 @@ class Conversations:
                 turn = await self._ledger.answered(tenant, message.digest)
                 return turn if turn is not None and _shared(turn, came.messages) else None
         return None
+
+
+def _reply(begun: Begun, message: Mapping[str, Any]) -> NewReply:
+    kept = {key: message[key] for key in _KEPT_OF_REPLY if message.get(key) is not None}
+    reply = message_of({"role": "assistant", "content": None, **kept})
+    chain = chain_after(begun.transcript.chain[-1], reply.digest)
+    return NewReply(reply, SentMessage(reply.wire, len(begun.transcript)), chain)
 
 
 def _shared(turn: Turn, messages: Sequence[Message]) -> bool:

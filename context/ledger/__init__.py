@@ -19,13 +19,12 @@ from context.ledger.feed import Feed
 from context.ledger.file import StoreFile
 from context.ledger.memory import RowMemory, assemble
 from context.ledger.prune import Pruner
-from context.ledger.rows import NewTurn, reply_of, row_of, whole_row
-from context.plan import SentMessage, Turn
+from context.ledger.rows import NewReply, NewTurn, reply_of, row_of, whole_row
+from context.plan import Turn
 from context.store.turn_entries import addition_of, answer_of
-from context.store.turn_rows import Row, reply_name
-from context.transcript import Message
+from context.store.turn_rows import Entry, Row, replied, reply_name
 
-__all__ = ["Found", "Ledger", "LedgerLimits", "LedgerStats", "NewTurn"]
+__all__ = ["Found", "Ledger", "LedgerLimits", "LedgerStats", "NewReply", "NewTurn"]
 
 # Up to so many digests are looked up on the event loop: 30 microseconds, where a thread's round trip takes 100.
 _INLINE_DIGESTS = 8
@@ -145,10 +144,15 @@ class Ledger:
         newest = max((id for id in (stored, known) if id is not None), default=None)
         return None if newest is None else await self._turn(tenant, newest)
 
-    async def commit(self, tenant: str, new: NewTurn) -> Turn:
+    async def commit(self, tenant: str, new: NewTurn, answer: NewReply | None = None) -> Turn:
         """Keep a turn. It is found from now on, and after the death of the process once this returns.
 
         Messages that mean the same as the parent's at the same place stay as they were first seen.
+
+        Args:
+            tenant: whose it is.
+            new: the turn.
+            answer: its reply, where that is known already: to keep both in one go takes half the time.
         """
         rows = [] if new.parent is None else await self._rows(tenant, new.parent)
         row, blobs = row_of(self._next_id(new.parent or 0), tenant, new, rows, assemble(rows) if rows else None)
@@ -157,44 +161,37 @@ class Ledger:
         if row.base is not None and (self._memory.get(row.base) is None or self._feed.is_lost(row.base)):
             # Its parent did not fit into memory, or has left it meanwhile; or it will never be in the file.
             row, blobs = whole_row(row, turn)
+        entries: list[Entry] = [addition_of(row, blobs)] if self._file.is_used else []
+        if answer is not None:
+            reply, blobs = reply_of(row.length, answer)
+            row = replied(row, reply)
+            if entries:
+                entries.append(answer_of(tenant, row.id, row.length, reply, blobs))
         self._memory.put(row)
-        if self._file.is_used:
-            is_kept = self._feed.take(addition_of(row, blobs), row, turn)
-            await self._arrived(row.id, is_kept)
+        if entries:
+            await self._arrived(row.id, self._feed.take(*entries, row=row, turn=turn))
         self._pruner.committed(self._clock())
-        return turn
+        return turn if answer is None else _answered(turn, answer)
 
-    async def reply(self, tenant: str, turn: Turn, client: Message, sent: SentMessage, chain: bytes) -> Turn:
+    async def reply(self, tenant: str, turn: Turn, answer: NewReply) -> Turn:
         """Keep the reply to a turn, with the promise of `commit`. The first reply of a turn stays.
 
         Args:
+            tenant: whose it is.
             turn: as `commit` gave it.
-            client: the reply as the client will send it back.
-            sent: the reply as the engine made it.
-            chain: digest of the transcript with the reply as its last message.
+            answer: the reply.
         """
         if turn.replied:
             return turn
         length = len(turn.client)
-        reply, blobs = reply_of(length, client, sent, chain)
+        reply, blobs = reply_of(length, answer)
         self._memory.reply(tenant, turn.id, reply)
         kept = self._memory.get(turn.id)
         if kept is not None and kept.reply is not None and kept.reply is not reply:
             return await self._turn(tenant, turn.id) or turn
         if self._file.is_used:
             await self._arrived(turn.id, self._feed.take(answer_of(tenant, turn.id, length, reply, blobs)))
-        return Turn(
-            id=turn.id,
-            conversation=turn.conversation,
-            number=turn.number,
-            client=(*turn.client, client),
-            sent=(*turn.sent, sent),
-            tools=turn.tools,
-            replied=True,
-            state=turn.state,
-            epoch=turn.epoch,
-            policy=turn.policy,
-        )
+        return _answered(turn, answer)
 
     async def flush(self) -> None:
         """Write what is kept to the file, where other processes see it. The ledger does this by itself in the
@@ -287,3 +284,18 @@ class Ledger:
         now = int(self._clock() * 1_000_000) * 1000 + int(random.random() * 1000)  # noqa: S311
         self._last_id = max(now, self._last_id + 1, after + 1)
         return self._last_id
+
+
+def _answered(turn: Turn, answer: NewReply) -> Turn:
+    return Turn(
+        id=turn.id,
+        conversation=turn.conversation,
+        number=turn.number,
+        client=(*turn.client, answer.client),
+        sent=(*turn.sent, answer.sent),
+        tools=turn.tools,
+        replied=True,
+        state=turn.state,
+        epoch=turn.epoch,
+        policy=turn.policy,
+    )

@@ -29,9 +29,9 @@ _MOST_LOST = 100_000
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """An entry on its way. `row` and `turn` are what an addition was made of."""
+    """What a turn adds, on its way. `row` and `turn` are what an addition was made of."""
 
-    entry: Entry
+    entries: tuple[Entry, ...]
     cost: int
     row: Row | None
     turn: Turn | None
@@ -77,29 +77,29 @@ class Feed:
         """Whether a turn, or its reply, is in memory alone and for good."""
         return turn in self._lost
 
-    def take(self, entry: Entry, row: Row | None = None, turn: Turn | None = None) -> bool:
-        """Keep an entry; whether it outlives the process already. If not, `flush` sees to it.
+    def take(self, *entries: Entry, row: Row | None = None, turn: Turn | None = None) -> bool:
+        """Keep what one turn adds; whether it outlives the process already. If not, `flush` sees to it.
 
         Args:
-            entry: behind those that it needs.
-            row, turn: what it was made of, where it is an addition.
+            entries: of one turn, each behind those that it needs.
+            row, turn: what the addition among them was made of.
         """
         journal = self._journal
         if journal is None:
             return True
         if self._cost > _MOST_BYTES:
-            self._lose(entry.id)
+            self._lose(entries[0].id)
             return True
-        cost = _ENTRY_COST
+        cost = _ENTRY_COST * len(entries)
         if not self._has_gap:
             try:
-                cost += journal.append(entry)
+                cost += journal.append(*entries)
             except TurnStoreError as error:
                 self._file.failed(error.trouble)
                 self._has_gap = True
         if self._has_gap:
-            cost += sum(len(one) for one in entry.columns if isinstance(one, bytes))
-        self._coming.append(_Kept(entry, cost, row, turn))
+            cost += sum(len(one) for entry in entries for one in entry.columns if isinstance(one, bytes))
+        self._coming.append(_Kept(entries, cost, row, turn))
         self._cost += cost
         if self._cost > _EARLY_BYTES:
             self._start()
@@ -119,8 +119,8 @@ class Feed:
                 refused = await self._file.write(lambda store, batch=batch: self._write(store, batch))
                 if refused is None:
                     return
-                for place in refused:
-                    self._lose(batch[place].entry.id)
+                for turn in refused:
+                    self._lose(turn)
                 self._cost -= sum(one.cost for one in batch)
                 self._feeding = []
         self._mend()
@@ -148,13 +148,12 @@ class Feed:
         elif self._has_gap:
             self._has_gap = False
 
-    def _write(self, store: TurnStore, batch: Sequence[_Kept]) -> list[int]:
-        """Feed a batch to the store; the places of those that it cannot take. Runs in a thread."""
-        refused = store.write([one.entry for one in batch])
+    def _write(self, store: TurnStore, batch: Sequence[_Kept]) -> set[int]:
+        """Feed a batch to the store; the turns that it cannot take. Runs in a thread."""
+        refused = _refused(store, [entry for one in batch for entry in one.entries])
         if refused:
             # What they are based on was pruned, or the file removed.
-            whole = [_whole(batch[place]) for place in refused]
-            refused = [refused[place] for place in store.write(whole)]
+            refused = _refused(store, [entry for one in batch for entry in _whole(one) if entry.id in refused])
         if self._journal is not None:
             self._journal.clear()
         return refused
@@ -179,7 +178,12 @@ class Feed:
             self._timer = asyncio.get_running_loop().call_later(delay, self._start)
 
 
-def _whole(kept: _Kept) -> Entry:
-    if kept.row is None or kept.turn is None or not isinstance(kept.entry, Addition):
-        return kept.entry
-    return addition_of(*whole_row(kept.row, kept.turn))
+def _refused(store: TurnStore, entries: Sequence[Entry]) -> set[int]:
+    return {entries[place].id for place in store.write(entries)}
+
+
+def _whole(kept: _Kept) -> list[Entry]:
+    if kept.row is None or kept.turn is None:
+        return list(kept.entries)
+    whole = addition_of(*whole_row(kept.row, kept.turn))
+    return [whole if isinstance(entry, Addition) else entry for entry in kept.entries]

@@ -44,6 +44,21 @@ class NewTurn:
     policy: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NewReply:
+    """The reply to a turn, to be kept.
+
+    Attributes:
+        client: as the client will send it back.
+        sent: as the engine made it.
+        chain: digest of the transcript with it as the last message.
+    """
+
+    client: Message
+    sent: SentMessage
+    chain: bytes
+
+
 def row_of(id: int, tenant: str, new: NewTurn, rows: Sequence[Row], parent: Turn | None) -> tuple[Row, Blobs]:
     """A new turn as a row.
 
@@ -99,10 +114,11 @@ def whole_row(row: Row, turn: Turn) -> tuple[Row, Blobs]:
     return replace(whole, walked=1 + len(client) + len(sent), cost=cost), blobs
 
 
-def reply_of(length: int, client: Message, sent: SentMessage, chain: bytes) -> tuple[Reply, Blobs]:
+def reply_of(length: int, answer: NewReply) -> tuple[Reply, Blobs]:
     """The reply to a turn of `length` client messages."""
+    client, sent = answer.client, answer.sent
     blobs = encode((client,), (sent,), length)
-    return Reply(client, sent, chain, _cost(blobs, 1), reply_name(client.digest)), blobs
+    return Reply(client, sent, answer.chain, _cost(blobs, 1), reply_name(client.digest)), blobs
 
 
 def _row_cost(blobs: Blobs, messages: int, state: Mapping[str, Any]) -> int:

@@ -19,7 +19,7 @@ import os
 import secrets
 import struct
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +76,12 @@ class Journal:
         name = f"{self._path.name}.journal-{os.getpid()}-{secrets.token_hex(4)}.0"
         return _File(self._path.with_name(name), lock=True)
 
-    def append(self, entry: Entry) -> int:
-        """Keep an entry: once this returns it outlives the process. Gives its bytes."""
+    def append(self, *entries: Entry) -> int:
+        """Keep entries, all or none: once this returns they outlive the process. Gives their bytes."""
         if not self._files:
             raise TurnStoreError("unusable")
         try:
-            return self._files[self._active].append(entry)
+            return self._files[self._active].append(entries)
         except OSError as error:
             raise _store_error(error) from error
 
@@ -125,12 +125,18 @@ class _File:
     def is_there(self) -> bool:
         return os.fstat(self.fd).st_nlink > 0
 
-    def append(self, entry: Entry) -> int:
+    def append(self, entries: Sequence[Entry]) -> int:
         if self._torn:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        tools = entry.tools if isinstance(entry, Addition) else None
-        is_new = tools is not None and tools[0] not in self._tools
-        data = encoded(entry, with_tools=is_new)
+        frames: list[bytes] = []
+        named: set[bytes] = set()
+        for entry in entries:
+            tools = entry.tools if isinstance(entry, Addition) else None
+            is_new = tools is not None and tools[0] not in self._tools and tools[0] not in named
+            frames.append(encoded(entry, with_tools=is_new))
+            if tools is not None:
+                named.add(tools[0])
+        data = b"".join(frames)
         written = os.write(self.fd, data)
         if written != len(data):
             # Nothing behind half an entry would be read.
@@ -139,8 +145,7 @@ class _File:
             self._torn = False
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.size += written
-        if tools is not None and is_new:
-            self._tools.add(tools[0])
+        self._tools |= named
         return written
 
     def clear(self) -> None:

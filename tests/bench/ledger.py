@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from context.images.base import ImageRef
-from context.ledger import Ledger, NewTurn
+from context.ledger import Ledger, NewReply, NewTurn
 from context.plan import SentMessage
 from context.transcript import ImagePart, Transcript, transcript
 
@@ -70,8 +70,8 @@ async def fill(path: Path, turns: int) -> dict[str, Any]:
             new = NewTurn(f"c{number}", end // 3, parent, read.messages[:end], read.chain[end - 1], sent[:end], _TOOLS)
             seconds, turn = await timed(lambda new=new: ledger.commit("tenant", new))
             commits.append(seconds)
-            reply = read.messages[end], sent[end], read.chain[end]
-            seconds, turn = await timed(lambda turn=turn, reply=reply: ledger.reply("tenant", turn, *reply))
+            reply = NewReply(read.messages[end], sent[end], read.chain[end])
+            seconds, turn = await timed(lambda turn=turn, reply=reply: ledger.reply("tenant", turn, reply))
             replies.append(seconds)
             parent = turn.id
     stats = ledger.stats()

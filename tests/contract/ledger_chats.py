@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from context.images.base import ImageRef
-from context.ledger import Found, Ledger, NewTurn
+from context.ledger import Found, Ledger, NewReply, NewTurn
 from context.plan import SentMessage, Turn
 from context.transcript import ImagePart, Message, message_of, transcript
 
@@ -59,23 +59,29 @@ def new_turn(
 async def answer(ledger: Ledger, turn: Turn, wires: Sequence[Wire], text: str, tenant: str = "t") -> Turn:
     """Keep the reply `text` to the turn whose request was `wires`."""
     reply = assistant(text)
-    return await ledger.reply(
-        tenant, turn, message_of(reply), SentMessage(reply, len(wires)), chain([*wires, reply], tenant)[-1]
-    )
+    return await ledger.reply(tenant, turn, new_reply([*wires, reply], tenant))
+
+
+def new_reply(wires: Sequence[Wire], tenant: str = "t") -> NewReply:
+    """The last message as the reply to those before it."""
+    return NewReply(message_of(wires[-1]), SentMessage(wires[-1], len(wires) - 1), chain(wires, tenant)[-1])
 
 
 async def converse(ledger: Ledger, turns: int, conversation: str = "c", tenant: str = "t") -> tuple[list[Wire], Turn]:
-    """A conversation of so many answered turns, each found as the next turn of the one before."""
+    """A conversation of so many answered turns, each found as the next turn of the one before. Every other turn is kept
+    with its reply in one go."""
     wires: list[Wire] = [system()]
     turn: Turn | None = None
     for number in range(turns):
         wires.append(user(f"{conversation}: question {number}", number))
         found = await ledger.find(tenant, chain(wires, tenant))
-        turn = await ledger.commit(
-            tenant, new_turn(wires, found and found.turn, conversation=conversation, tenant=tenant)
-        )
-        turn = await answer(ledger, turn, wires, f"{conversation}: answer {number}", tenant)
-        wires.append(assistant(f"{conversation}: answer {number}"))
+        new = new_turn(wires, found and found.turn, conversation=conversation, tenant=tenant)
+        reply = f"{conversation}: answer {number}"
+        if number % 2:
+            turn = await ledger.commit(tenant, new, new_reply([*wires, assistant(reply)], tenant))
+        else:
+            turn = await answer(ledger, await ledger.commit(tenant, new), wires, reply, tenant)
+        wires.append(assistant(reply))
     assert turn is not None
     return wires, turn
 

@@ -17,7 +17,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from context.ledger import Found, Ledger, LedgerLimits
 from context.plan import SentMessage, Turn
 from context.transcript import message_of
-from tests.contract.ledger_chats import Wire, answer, assistant, at, chain, converse, new_turn, same, system, user
+from tests.contract.ledger_chats import (
+    Wire,
+    answer,
+    assistant,
+    at,
+    chain,
+    converse,
+    new_reply,
+    new_turn,
+    same,
+    system,
+    user,
+)
 
 
 async def remembering(memory_bytes: int) -> Ledger:
@@ -229,16 +241,14 @@ class LedgerAgainstADictionary(RuleBasedStateMachine):
     def reply(self, pick: int, word: str) -> None:
         kept = list(self.turns.values())[pick % len(self.turns)]
         wires = [*kept.wires, assistant(word)]
-        digest = chain(wires)[-1]
-        sent = SentMessage(wires[-1], len(kept.wires))
-        replied = self.runner.run(self.ledger.reply(kept.tenant, kept.turn, message_of(wires[-1]), sent, digest))
+        replied = self.runner.run(self.ledger.reply(kept.tenant, kept.turn, new_reply(wires)))
         if kept.turn.replied:
             assert replied == kept.turn
             return
         assert replied.replied
         self.turns[replied.id] = replace(kept, turn=replied)
         self.histories.append(wires)
-        self._point(kept.tenant, digest, (replied.id, len(wires), True))
+        self._point(kept.tenant, chain(wires)[-1], (replied.id, len(wires), True))
 
     @rule(pick=st.integers(0, 10**6), tenant=st.sampled_from(["a", "b"]))
     def look_up(self, pick: int, tenant: str) -> None:
