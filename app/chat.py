@@ -164,8 +164,7 @@ async def _receive(
         call.tools,
         tenant=tenant.name,
         key=tenant.key,
-        rules=gateway.rules,
-        policy=gateway.settings.policy,
+        policy=gateway.policy,
         conversation=client_conversation(asgi.header(scope, b"x-stillframe-conversation"), call.body),
     )
     return ChatRequest(

@@ -17,7 +17,7 @@ from context.conversations import Conversations
 from context.errors import ConfigError, EngineError, RequestError, StillframeError
 from context.images.service import ImageService
 from context.ledger import Ledger
-from context.planner import RULES
+from context.policies.keep import OBSERVE, STABLE
 from context.store.blobs import BlobStore
 from context.tenancy import Tenancy, Tenant, load_secret, load_token
 from engine.base import Engine
@@ -62,7 +62,7 @@ class Gateway:
         self._conversations: Conversations | None = None
         self.images = ImageService(settings.images.limits(), settings.fetch.limits(), self._store)
         self._ledger_file = data / "ledger.db"
-        self.rules = RULES[settings.policy]
+        self.policy = OBSERVE if settings.policy == "observe" else STABLE
         self._give_up, self._ready = give_up, ready
         # Whether requests go to the engine with a key that their client did not choose.
         self.has_own_key = bool(settings.upstreams.api_key or settings.auth.keys)

@@ -15,12 +15,14 @@ from blake3 import blake3
 
 from context.ledger import Found, Ledger, NewReply, NewTurn
 from context.plan import PromptPlan, SentMessage, Turn
-from context.planner import Known, Rules, continues, plan
+from context.planner import Known, continues, plan
+from context.policies.base import Policy, Request
 from context.transcript import Message, Transcript, chain_after, message_of, transcript
 
 # Keys of a reply that come back in a history; what else an engine says of it (reasoning, annotations) mostly does not.
 _KEPT_OF_REPLY = ("content", "tool_calls", "refusal")
 _NAME_CHARS = 32
+_DEFAULT = Request()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Conversations:
         *,
         tenant: str,
         key: bytes,
-        rules: Rules,
-        policy: str,
+        policy: Policy,
+        request: Request = _DEFAULT,
         conversation: str | None = None,
     ) -> Begun:
         """Plan a turn.
@@ -63,7 +65,8 @@ class Conversations:
             wires: the request's messages, checked, each image part an `ImagePart`.
             tools: as they came.
             tenant, key: whose it is; the key keeps the digests of tenants apart.
-            rules, policy: what may be done, and the policy's name.
+            policy: what may be done, and how the context shrinks.
+            request: what else a plan needs to know.
             conversation: the client's own name for it; by content where there is none.
 
         Raises:
@@ -78,15 +81,10 @@ class Conversations:
         base = latest if latest is not None else known.turn if known else None
         if conversation is None:
             conversation = base.conversation if base is not None else _name(came, key)
-        return Begun(
-            tenant,
-            conversation,
-            _number(known, latest, came),
-            came,
-            plan(came, tools, known, latest, rules),
-            base.id if base is not None else None,
-            policy,
-        )
+        number = _number(known, latest, came)
+        made = plan(came, tools, known, latest, policy, request, number=number)
+        parent = base.id if base is not None else None
+        return Begun(tenant, conversation, number, came, made, parent, policy.name)
 
     async def accept(self, begun: Begun, message: Mapping[str, Any] | None = None) -> Begun:
         """Keep a turn that the engine has taken; with the engine's reply, whole, where that is there already."""

@@ -26,16 +26,22 @@ Cause = Literal[
 ]
 
 
+# Who put a message there: the client, or the gateway, for the reason it says. `stale` is a message that the client has
+# cut from its history and that is sent until the policy shrinks it.
+Origin = Literal["client", "hoisted", "marker", "stale", "summary"]
+
+
 @dataclass(frozen=True, slots=True)
 class SentMessage:
     """One message as it goes to the engine, byte for byte the same in every later turn that replays it.
 
     `source` is the index, in the transcript of the turn that sent it, of the client's message that it stands for;
-    None for what the gateway itself put in (a hoisted image, a summary, a recalled image).
+    None for what the gateway itself put in, and `origin` then says why.
     """
 
     wire: Mapping[str, Any]
     source: int | None
+    origin: Origin = "client"
 
     @property
     def images(self) -> tuple[ImagePart, ...]:
@@ -83,11 +89,32 @@ class Healed:
 
 
 @dataclass(frozen=True, slots=True)
+class SummaryRequest:
+    """A summary that a policy asks the engine for.
+
+    Attributes:
+        messages: what is to be summed up, as it was sent, with the instruction as the last one.
+        max_tokens: how long it may be.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class PromptPlan:
     """What goes to the engine for one turn.
 
-    `sent` extends the parent turn's sent form unless `breaks` says where it does not. `replayed` counts the messages
-    at its start that are replayed as they were.
+    Attributes:
+        sent: extends the parent turn's sent form unless `breaks` says where it does not.
+        tools: as they are sent.
+        replayed: how many messages at the start of `sent` are replayed as they were.
+        breaks: where it stops extending it, at most one.
+        healed: lossless differences that were undone.
+        reports: other differences, behind the break.
+        state, epoch: see `Turn`.
+        tail: content parts that stand behind everything in this turn alone; no later turn replays them.
+        summary: a summary that would make the next plan shorter.
     """
 
     sent: tuple[SentMessage, ...]
@@ -98,6 +125,8 @@ class PromptPlan:
     reports: tuple[PrefixBreak, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     epoch: int = 0
+    tail: tuple[Any, ...] = ()
+    summary: SummaryRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,27 +13,27 @@ Pure functions: nothing is read or written, nothing that came is mutated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from blake3 import blake3
 from pydantic_core import to_json
 
-from context.alignment import align, heals
-from context.estimates import message_tokens
-from context.layout.control import DEFAULT_TOKENS, ControlTokens, neutralize_message, neutralize_value
-from context.layout.patterns import BUILTIN, Patterns
+from context.alignment import heals
+from context.layout.control import neutralize_message, neutralize_value
 from context.layout.tools import canonical_tools, compare_tools
 from context.plan import Healed, PrefixBreak, PromptPlan, SentMessage, Turn
+from context.policies.base import Policy, Request, Rules, Shaped, View
+from context.replay import Replay, common, in_order, replay_changed, replay_prefix
 from context.transcript import Message, Transcript
 
 Tools = tuple[Mapping[str, Any], ...]
-Estimate = Callable[[Mapping[str, Any]], int]
 
 _NO_TOOLS_FORM = blake3(b"null").hexdigest()
 # Role and content are all that most messages have: then the text alone has to be looked at.
 _PLAIN_KEYS = 2
+_DEFAULT = Request()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +43,6 @@ class Known:
     turn: Turn
     length: int
     at_reply: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What a policy allows the planner to do.
-
-    Attributes:
-        replay: send again what was sent; without it messages go as they come, and differences are only reported.
-        canonical_tools: send tools in one order and spelling.
-        control_tokens: tokens that no text may hold; None leaves texts as they are.
-        patterns: what counts as volatile text.
-        estimate: prompt tokens of a message, for what a break lost.
-    """
-
-    replay: bool = True
-    canonical_tools: bool = True
-    control_tokens: ControlTokens | None = DEFAULT_TOKENS
-    patterns: Patterns = BUILTIN
-    estimate: Estimate = message_tokens
-
-
-# By the name of the policy.
-RULES: Mapping[str, Rules] = {
-    "observe": Rules(replay=False, canonical_tools=False, control_tokens=None),
-    "stable": Rules(),
-}
 
 
 def continues(known: Known, transcript: Transcript) -> bool:
@@ -86,7 +60,15 @@ def continues(known: Known, transcript: Transcript) -> bool:
 
 
 def plan(
-    transcript: Transcript, tools: Sequence[Any] | None, known: Known | None, latest: Turn | None, rules: Rules
+    transcript: Transcript,
+    tools: Sequence[Any] | None,
+    known: Known | None,
+    latest: Turn | None,
+    policy: Policy,
+    request: Request = _DEFAULT,
+    *,
+    number: int = 1,
+    summary: str | None = None,
 ) -> PromptPlan:
     """What to send for a transcript.
 
@@ -95,93 +77,71 @@ def plan(
         tools: the request's tools as they came, None where it has none.
         known: what the ledger found; None when it knows no prefix.
         latest: the turn to compare with where the history was changed; None when there is none.
-        rules: what may be done.
+        policy: what may be done, and how the context shrinks.
+        request: what else counts.
+        number: the turn's number in its branch.
+        summary: the text that an earlier plan of the same asked for.
 
     Raises:
         RequestError: the tools cannot be used.
     """
-    if known is None and latest is None:
-        return _plan_anew(transcript, tools, rules)
-    base: Turn | None = None
-    kept: list[SentMessage] = []
-    breaks: list[PrefixBreak] = []
-    if known is not None and (continues(known, transcript) or latest is None):
-        base, kept = known.turn, _covered(known)
+    rules = policy.rules
+    base, found = None, Replay([])
+    if known is not None and (latest is None or continues(known, transcript)):
+        base, found = known.turn, replay_prefix(known.turn, known.length)
     elif latest is not None:
-        base = latest
-        kept, breaks = _aligned(latest, transcript, rules)
+        base, found = latest, replay_changed(latest, transcript, rules, request.estimate)
+    laid_out = _sent(transcript, found.kept, rules)
+    sent_tools, form, tool_break, tool_heals = _tools(tools, base, rules)
+    before = base.sent if base is not None else ()
+    same = common(before, laid_out)
+    if tool_break is not None:
+        # Tools stand before every message: nothing behind them can be read, and no other break matters.
+        lost = sum(request.estimate(one.wire) for one in before)
+        found = Replay(found.kept, [replace(tool_break, lost_tokens=lost)], found.deferred)
+        same = 0
+    view = View(
+        client=transcript.messages,
+        sent=tuple(laid_out),
+        before=before,
+        state=base.state.get("policy", {}) if base is not None and base.policy == policy.name else {},
+        broken_at=same if base is not None and same < len(before) else None,
+        number=number,
+        request=request,
+        summary=summary,
+    )
+    shaped = policy.shape(view)
+    breaks, reports = _breaks(found, shaped)
+    return PromptPlan(
+        sent=shaped.sent,
+        tools=sent_tools,
+        replayed=common(before, shaped.sent),
+        breaks=breaks,
+        healed=(*tool_heals, *_healed(base, found.kept, transcript)) if rules.replay and base is not None else (),
+        reports=reports,
+        state={"tools_form": form, "policy": dict(shaped.state)} if shaped.state else {"tools_form": form},
+        epoch=(base.epoch if base is not None else 0) + (shaped.broken is not None),
+        tail=shaped.tail,
+        summary=shaped.summary,
+    )
+
+
+def _sent(transcript: Transcript, kept: Sequence[SentMessage], rules: Rules) -> list[SentMessage]:
+    """What is sent again, and what is sent for the first time."""
+    if not rules.replay:
+        return [SentMessage(message.wire, at) for at, message in enumerate(transcript.messages)]
     done = {one.source for one in kept}
     fresh = [_laid_out(message, at, rules) for at, message in enumerate(transcript.messages) if at not in done]
-    sent = (
-        _in_order(kept, fresh)
-        if rules.replay
-        else [SentMessage(m.wire, at) for at, m in enumerate(transcript.messages)]
-    )
-    sent_tools, form, tool_break, tool_heals = _tools(tools, base, rules)
-    if tool_break is not None and base is not None:
-        # Tools stand before every message: nothing behind them can be read, and no other break matters.
-        breaks = [replace(tool_break, lost_tokens=sum(rules.estimate(one.wire) for one in base.sent))]
-    return PromptPlan(
-        sent=tuple(sent),
-        tools=sent_tools,
-        replayed=_common(base.sent if base else (), sent),
-        breaks=tuple(breaks[:1]),
-        healed=(*tool_heals, *_healed(base, kept, transcript)) if rules.replay and base else (),
-        reports=tuple(breaks[1:]),
-        state={**(base.state if base else {}), "tools_form": form},
-        epoch=base.epoch if base else 0,
-    )
+    return in_order(kept, fresh) if kept else fresh
 
 
-def _plan_anew(transcript: Transcript, tools: Sequence[Any] | None, rules: Rules) -> PromptPlan:
-    """What to send for a transcript of which nothing is known."""
-    laid_out, form, _, _ = _tools(tools, None, rules)
-    if rules.replay:
-        sent = tuple([_laid_out(message, at, rules) for at, message in enumerate(transcript.messages)])
-    else:
-        sent = tuple([SentMessage(message.wire, at) for at, message in enumerate(transcript.messages)])
-    return PromptPlan(sent, laid_out, 0, state={"tools_form": form})
-
-
-def _covered(known: Known) -> list[SentMessage]:
-    """What was sent for the known prefix: up to the first message that stands for a later one."""
-    kept: list[SentMessage] = []
-    for one in known.turn.sent:
-        if one.source is not None and one.source >= known.length:
-            break
-        kept.append(one)
-    return kept
-
-
-def _aligned(latest: Turn, transcript: Transcript, rules: Rules) -> tuple[list[SentMessage], list[PrefixBreak]]:
-    """What was sent for the messages that mean the same as before, and a break for each difference."""
-    found = align(latest.client, transcript.messages, patterns=rules.patterns)
-    behind: dict[int, list[SentMessage]] = {}
-    source = -1
-    for one in latest.sent:
-        source = source if one.source is None else one.source
-        behind.setdefault(source, []).append(one)
-    kept = [
-        replace(one, source=None if one.source is None else after)
-        for before, after in found.pairs
-        for one in behind.get(before, ())
-    ]
-    breaks: list[PrefixBreak] = []
-    for difference in found.differences:
-        first = difference.before if difference.before is not None else difference.at
-        lost = sum(rules.estimate(one.wire) for source, ones in behind.items() if source >= first for one in ones)
-        breaks.append(
-            PrefixBreak(
-                difference.cause,
-                "client",
-                difference.at,
-                difference.part,
-                difference.character,
-                0 if breaks else lost,
-                difference.detail,
-            )
-        )
-    return kept, breaks
+def _breaks(found: Replay, shaped: Shaped) -> tuple[tuple[PrefixBreak, ...], tuple[PrefixBreak, ...]]:
+    """The one that counts, which is the first, and the others."""
+    all_of_them = list(found.breaks)
+    if shaped.broken is not None:
+        at = sum(one.message <= shaped.broken.message for one in all_of_them)
+        all_of_them.insert(at, shaped.broken)
+    return tuple(all_of_them[:1]), (*all_of_them[1:], *found.deferred)
 
 
 def _laid_out(message: Message, at: int, rules: Rules) -> SentMessage:
@@ -195,17 +155,6 @@ def _laid_out(message: Message, at: int, rules: Rules) -> SentMessage:
     # Calls that the gateway has not seen a model write are a client's text like any other.
     calls = message.role == "assistant"
     return SentMessage(neutralize_message(wire, tokens, include_calls=calls)[0], at)
-
-
-def _in_order(kept: Sequence[SentMessage], fresh: Sequence[SentMessage]) -> list[SentMessage]:
-    """Both by the message they stand for; what stands for none stays behind the one before it."""
-    made: list[SentMessage] = []
-    rest = list(reversed(fresh))
-    for one in kept:
-        while one.source is not None and rest and rest[-1].source is not None and rest[-1].source < one.source:
-            made.append(rest.pop())
-        made.append(one)
-    return made + rest[::-1]
 
 
 def _tools(
@@ -238,13 +187,3 @@ def _healed(base: Turn | None, kept: Sequence[SentMessage], transcript: Transcri
         if now is not None and before is not None and before.form != now.form:
             found += [Healed(word, one.source or 0) for word in heals(before, now)]
     return tuple(found)
-
-
-def _common(before: Sequence[SentMessage], now: Sequence[SentMessage]) -> int:
-    """How many messages at the start are sent as they were."""
-    count = 0
-    for one, two in zip(before, now, strict=False):
-        if one.wire is not two.wire and one.wire != two.wire:
-            break
-        count += 1
-    return count

@@ -40,10 +40,12 @@ def encode(client: Sequence[Message], sent: Sequence[SentMessage], first: int) -
 def _sent(one: SentMessage, client: Sequence[Message], wires: Sequence[bytes], first: int) -> bytes:
     index = -1 if one.source is None else one.source - first
     own = 0 <= index < len(client)
-    if own and one.wire is client[index].wire:
+    if own and one.wire is client[index].wire and one.origin == "client":
         return b"%d" % index
     wire = wire_bytes(one.wire)
     # The same bytes, not only equal values: in which order the keys stand is a part of what was sent.
+    if one.origin != "client":
+        return b"[%s,%s,%s]" % (to_json(one.source), wire, to_json(one.origin))
     return b"%d" % index if own and wire == wires[index] else b"[%s,%s]" % (to_json(one.source), wire)
 
 
@@ -121,7 +123,7 @@ class _Left:
             if isinstance(one, int):
                 sent.append(SentMessage(client[begin + one].wire, first + one))
             else:
-                sent.append(SentMessage(_revive(one[1]), one[0]))
+                sent.append(SentMessage(_revive(one[1]), one[0], *one[2:]))
 
 
 def _cut(messages: list[Any], first: int, kept: int) -> None:

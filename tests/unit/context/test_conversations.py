@@ -17,7 +17,8 @@ from context.conversations import Begun, Conversations
 from context.images.base import ImageRef
 from context.ledger import Ledger
 from context.plan import SentMessage
-from context.planner import Rules
+from context.policies.base import Policy, Request
+from context.policies.keep import OBSERVE, STABLE
 from context.transcript import ImagePart
 
 Wire = dict[str, Any]
@@ -35,7 +36,7 @@ class Client:
 
     conversations: Conversations
     tenant: str = "one"
-    rules: Rules = field(default_factory=lambda: Rules(estimate=count))
+    policy: Policy = STABLE
     history: list[Wire] = field(default_factory=list[Wire])
     conversation: str | None = None
 
@@ -46,8 +47,8 @@ class Client:
             tools,
             tenant=self.tenant,
             key=self.tenant.encode(),
-            rules=self.rules,
-            policy="stable",
+            policy=self.policy,
+            request=Request(estimate=count),
             conversation=self.conversation,
         )
         begun = await self.conversations.accept(begun)
@@ -240,7 +241,7 @@ async def test_control_tokens_typed_in_text_do_not_reach_the_model(conversations
 
 
 async def test_observe_sends_what_came_and_says_what_it_would_have_done(conversations: Conversations) -> None:
-    client = Client(conversations, rules=Rules(replay=False, control_tokens=None, estimate=count))
+    client = Client(conversations, policy=OBSERVE)
     await client.ask(user("one"), reply="a", tools=TOOLS)
     client.history[0] = {"role": "user", "content": [{"type": "text", "text": "one"}]}
     turn = await client.ask(user("two"), tools=TOOLS)
