@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from context.errors import EngineUnavailable
+from engine.demo_model.questions import is_right
 from metrics.demo_plan import Change, Plan, Turn
 from metrics.experiment_client import GatewayClient
 from metrics.usage import Usage
@@ -152,11 +153,6 @@ def _result(
         ttft_seconds=seconds[0],
         total_seconds=seconds[1],
     )
-
-
-def is_right(answer: str, expected: str) -> bool:
-    """Whether an answer is the expected words and nothing else; case and a full stop do not matter."""
-    return answer.strip().removesuffix(".").casefold() == expected.casefold()
 
 
 def totals(results: Sequence[TurnResult]) -> Totals:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -114,7 +114,7 @@ _STEPS = (
     _Step("question", "colour", about=1),
     _Step("question", "find_background"),
     _Step("picture", "count", about=2, new=1),
-    _Step("question", "same_background", about=2),
+    _Step("question", "background_of"),
     _Step("encoding", "shape", about=0, reencoded=True),
     _Step("dropped", "digit", about=1, reencoded=True),
     _Step("question", "find_shape", reencoded=True),
@@ -126,17 +126,10 @@ def make_plan(seed: int) -> Plan:
     rng = rng_for("test", seed)
     while True:
         scenes = [draw_scene(rng, "test", _SCENES) for _ in range(sum(step.new for step in _STEPS))]
-        if rng.random() < 0.5:
-            # By chance alone two pictures hardly ever have the same background.
-            scenes[-1] = _on_background_of(scenes[-1], scenes[0])
         pictures = tuple(Picture(number, scene) for number, scene in enumerate(scenes, 1))
         turns = _turns(rng, pictures)
         if turns is not None:
             return Plan(seed, pictures, turns)
-
-
-def _on_background_of(scene: Scene, other: Scene) -> Scene:
-    return replace(scene, background=other.background, shades=(other.shades[0], *scene.shades[1:]))
 
 
 def _turns(rng: np.random.Generator, pictures: Sequence[Picture]) -> tuple[Turn, ...] | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from engine.demo_model.questions import Question, ask
-from engine.demo_model.scenes import Scene, SceneLimits, Split, draw_scene
+from engine.demo_model.questions import YES_NO, Question, ask
+from engine.demo_model.scenes import BACKGROUNDS, Scene, SceneLimits, Split, draw_scene
 
 _SPLIT_SALT = {"train": 11, "validation": 12, "test": 13}
 
@@ -72,9 +72,9 @@ class Chat:
         return made
 
 
-def rng_for(split: Split, seed: int) -> np.random.Generator:
-    """The generator of a split: the same seed gives other chats in another split."""
-    return np.random.default_rng([_SPLIT_SALT[split], seed])
+def rng_for(split: Split, seed: int, *apart: int) -> np.random.Generator:
+    """The generator of a split: the same seed gives other chats in another split, and for other numbers `apart`."""
+    return np.random.default_rng([_SPLIT_SALT[split], seed, *apart])
 
 
 def draw_chat(rng: np.random.Generator, split: Split, limits: ChatLimits, last: str | None = None) -> Chat:
@@ -92,13 +92,16 @@ def draw_chat(rng: np.random.Generator, split: Split, limits: ChatLimits, last: 
 
 
 def _alike(rng: np.random.Generator, scenes: list[Scene]) -> list[Scene]:
-    """Give two pictures the same background at times: by chance alone that is rare."""
-    if len(scenes) < 2 or rng.random() > (0.5 if len(scenes) == 2 else 0.8):
-        return scenes
-    first, second = (int(number) for number in rng.choice(len(scenes), 2, replace=False))
-    source, target = scenes[first], scenes[second]
-    shades = (source.shades[0], *target.shades[1:])
-    scenes[second] = Scene(target.width, target.height, source.background, target.things, shades)
+    """Give pictures the background of an earlier one at times: by chance alone that is rare.
+
+    The first two are alike half the time, however many follow: with them alone there is one answer to ask for.
+    """
+    for at in range(1, len(scenes)):
+        alike = len({scene.background for scene in scenes[:at]}) < at
+        # Those that are alike by chance, one in so many, come on top.
+        if not alike and rng.random() < (0.5 - 1 / len(BACKGROUNDS)) / (1 - 1 / len(BACKGROUNDS)):
+            source, target = scenes[int(rng.integers(at))], scenes[at]
+            scenes[at] = replace(target, background=source.background, shades=(source.shades[0], *target.shades[1:]))
     return scenes
 
 
@@ -111,6 +114,8 @@ def _turns(rng: np.random.Generator, scenes: Sequence[Scene], limits: ChatLimits
         turns.append(Turn("", (), False, _filler(rng, 3), None, "Okay."))
     shown = 0
     asked: set[tuple[object, ...]] = set()
+    # Once in a chat: of a second one the answer that fewer questions have would be told already.
+    spent = {last} & set(YES_NO)
     for index in range(questions):
         new: list[Scene] = []
         if shown < len(scenes):
@@ -118,7 +123,9 @@ def _turns(rng: np.random.Generator, scenes: Sequence[Scene], limits: ChatLimits
             amount = rest if not later or index == questions - 1 else int(rng.integers(1 if not shown else 0, rest + 1))
             new = list(scenes[shown : shown + amount])
             shown += amount
-        kinds = {last: 1.0} if last and index == questions - 1 else limits.kinds
+        kinds = {kind: weight for kind, weight in limits.kinds.items() if kind not in spent}
+        if last and index == questions - 1:
+            kinds = {last: 1.0}
         question = _question(rng, scenes[:shown], kinds, asked)
         if question is None:
             if not new:
@@ -126,12 +133,13 @@ def _turns(rng: np.random.Generator, scenes: Sequence[Scene], limits: ChatLimits
             turns.append(Turn("", tuple(new), labelled, _pick(rng, _PLAIN), None, "Okay."))
             continue
         asked.add(question.fact)
+        spent |= {question.kind} & set(YES_NO)
         before = _filler(rng, 2) if rng.random() < limits.filler * 0.4 else ""
         after = question.text
         if rng.random() < limits.filler * 0.3:
             after = f"{_filler(rng, 1)} {after}"
         if rng.random() < limits.filler * 0.3:
-            after = f"{after} {_pick(rng, _HINTS)}"
+            after = f"{after} {_pick(rng, HINTS[len(question.answer.split())])}"
         turns.append(Turn(before, tuple(new), labelled, after, question, question.answer))
     while turns and turns[-1].question is None:
         turns.pop()
@@ -143,7 +151,7 @@ def _question(
 ) -> Question | None:
     names = list(kinds)
     weights = np.array([kinds[name] for name in names])
-    for _ in range(12):
+    for _ in range(12 if names else 0):
         kind = names[int(rng.choice(len(names), p=weights / weights.sum()))]
         question = ask(rng, scenes, kind)
         # What was answered once stands in the chat: it would be read there, and not in the picture.
@@ -163,7 +171,11 @@ def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
 
 
 _PLAIN = ("Here is a picture.", "Look at this.", "I will ask about it later.", "Keep this in mind.")
-_HINTS = ("Answer in one word.", "Answer with the word only.", "Be short.")
+# By how many words the answer has.
+HINTS = {
+    1: ("Answer in one word.", "Answer with the word only.", "Be short."),
+    2: ("Answer in two words.", "Answer with the two words only.", "Be short."),
+}
 _CORPUS: list[str] = []
 
 

@@ -1,7 +1,8 @@
 """How many questions a model answers right, by group and by kind: `python -m engine.demo_model.evaluate`.
 
 Each question ends a chat of its own, with up to three questions and their right answers before it, on pictures whose
-layouts were not trained on. An answer is right when it is the expected words and nothing else.
+layouts were not trained on. An answer is right when it is the expected words and nothing else; case and a full stop do
+not matter.
 """
 
 # transformers leaves much of its types open.
@@ -18,15 +19,17 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from PIL import Image
 
 from context.errors import EngineError, EngineUnavailable
 from engine.demo_model.chats import Chat, ChatLimits, draw_chat, rng_for
-from engine.demo_model.questions import KINDS, MULTI_HOP, SINGLE_HOP
+from engine.demo_model.questions import KINDS, MULTI_HOP, SINGLE_HOP, is_right
 from engine.demo_model.scenes import Split, render
 
 YARDSTICK = 0.95
@@ -61,7 +64,7 @@ class Asked:
     @property
     def right(self) -> bool:
         """Whether the answer is the expected one."""
-        return self.answered.strip() == self.expected
+        return is_right(self.answered, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,11 @@ class Score:
 
 
 def questions(group: Group, count: int, seed: int, split: Split = "test") -> Iterator[tuple[str, Chat]]:
-    """`count` chats of a group, each with the kind of its last question. The same seed gives the same ones."""
-    rng = rng_for(split, seed)
+    """`count` chats of a group, each with the kind of its last question. The same seed gives the same ones.
+
+    They do not depend on other groups, and the first ones not on how many are asked for.
+    """
+    rng = rng_for(split, seed, crc32(group.name.encode()))
     every = dict.fromkeys(KINDS, 1.0)
     limits = ChatLimits(every, min_images=group.images[0], max_images=group.images[1], questions=(1, 4))
     for number in range(count):
@@ -158,6 +164,11 @@ def _names(asked: Sequence[Asked], field: str) -> list[str]:
 
 def _plain(figures: Score) -> dict[str, float]:
     return {"questions": figures.questions, "accuracy": round(figures.accuracy, 4), "chance": round(figures.chance, 3)}
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's weights in hex: figures are of these and of no others."""
+    return sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 def answer_over_http(base_url: str, model: str) -> Answer:
@@ -262,6 +273,8 @@ async def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
         found["agreement"] = round(sum(a.answered == b.answered for a, b in pairs) / len(pairs), 4)
         found["compared"] = len(pairs)
         say(f"The server and transformers agree on {found['agreement']:.4f} of {len(pairs)} answers.")
+    if options.folder:
+        found["weights_sha256"] = weights_digest(Path(options.folder))
     for name, figures in found["kinds"].items():
         say(f"{name:18} {figures['accuracy']:.3f} of {figures['questions']}, by chance {figures['chance']:.2f}")
     say(f"Yardsticks: {', '.join(found['yardsticks']) or 'none'}")

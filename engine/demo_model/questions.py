@@ -162,10 +162,10 @@ def _position(rng: Rng, scenes: Sequence[Scene]) -> Question | None:
 def _presence(rng: Rng, scenes: Sequence[Scene]) -> Question | None:
     number, scene, where = _one(rng, scenes)
     there = sorted({thing.name for thing in scene.things if not thing.is_digit})
-    wanted = there if rng.random() < 0.5 else [shape for shape in SHAPES if shape not in there]
-    if not wanted:
+    # Where no shape is, only "no" could be asked for.
+    if not there:
         return None
-    name = _pick(rng, wanted)
+    name = _pick(rng, there if rng.random() < 0.5 else [shape for shape in SHAPES if shape not in there])
     form = _pick(rng, ("Is there a {} in {}?", "Does {1} show a {0}?"))
     seen = tuple((number, at) for at, thing in enumerate(scene.things) if thing.name == name)
     return Question("presence", form.format(name, where), "yes" if name in there else "no", (number,), seen, name)
@@ -227,20 +227,14 @@ def _object_on(rng: Rng, scenes: Sequence[Scene]) -> Question | None:
     return Question("object_on", _pick(rng, forms).format(_called(thing), scene.background), thing.colour, (), seen)
 
 
-def _two(rng: Rng, scenes: Sequence[Scene]) -> tuple[int, int] | None:
-    if len(scenes) < 2:
-        return None
-    first, second = (int(number) for number in rng.choice(len(scenes), 2, replace=False))
-    return first, second
-
-
 def _same_background(rng: Rng, scenes: Sequence[Scene]) -> Question | None:
     pairs = [(a, b) for a in range(len(scenes)) for b in range(len(scenes)) if a != b]
     equal = [(a, b) for a, b in pairs if scenes[a].background == scenes[b].background]
     other = [pair for pair in pairs if pair not in equal]
-    same = bool(equal) and (not other or rng.random() < 0.5)
-    if not pairs:
+    # Of more than two pictures both answers must be possible: else their number says which one is likely.
+    if len(scenes) > 2 and not (equal and other):
         return None
+    same = not other or (bool(equal) and rng.random() < 0.5)
     a, b = _pick(rng, equal if same else other)
     forms = (
         "Do image {} and image {} have the same background?",
@@ -251,11 +245,12 @@ def _same_background(rng: Rng, scenes: Sequence[Scene]) -> Question | None:
 
 
 def _more_objects(rng: Rng, scenes: Sequence[Scene]) -> Question | None:
-    pair = _two(rng, scenes)
-    if pair is None or len(scenes[pair[0]].things) == len(scenes[pair[1]].things):
+    counts = [len(scene.things) for scene in scenes]
+    pairs = [(a, b) for a in range(len(scenes)) for b in range(len(scenes)) if counts[a] != counts[b]]
+    if not pairs:
         return None
-    a, b = pair
-    more = a if len(scenes[a].things) > len(scenes[b].things) else b
+    pair = a, b = _pick(rng, pairs)
+    more = max(pair, key=lambda number: counts[number])
     forms = ("Which has more objects, image {} or image {}?", "Does image {} or image {} show more things?")
     return Question(
         "more_objects", _pick(rng, forms).format(a + 1, b + 1), f"image {more + 1}", pair, _things(scenes, pair)
@@ -263,13 +258,13 @@ def _more_objects(rng: Rng, scenes: Sequence[Scene]) -> Question | None:
 
 
 def _larger_digit(rng: Rng, scenes: Sequence[Scene]) -> Question | None:
-    pair = _two(rng, scenes)
-    if pair is None:
+    found = [[thing.name for thing in scene.things if thing.is_digit] for scene in scenes]
+    one = [number for number, digits in enumerate(found) if len(digits) == 1]
+    pairs = [(a, b) for a in one for b in one if found[a] != found[b]]
+    if not pairs:
         return None
-    digits = [[thing.name for thing in scenes[number].things if thing.is_digit] for number in pair]
-    if any(len(found) != 1 for found in digits) or digits[0] == digits[1]:
-        return None
-    more = pair[0] if digits[0] > digits[1] else pair[1]
+    pair = _pick(rng, pairs)
+    more = max(pair, key=lambda number: found[number])
     forms = ("Which has the larger digit, image {} or image {}?", "Is the digit larger in image {} or in image {}?")
     return Question(
         "larger_digit",
@@ -301,8 +296,14 @@ KINDS = {
         Kind("larger_digit", _larger_digit, 1 / 2, images=2),
     )
 }
+YES_NO = ("presence", "same_background")
 SINGLE_HOP = tuple(name for name, kind in KINDS.items() if not kind.multi_hop)
 MULTI_HOP = tuple(name for name, kind in KINDS.items() if kind.multi_hop)
+
+
+def is_right(answer: str, expected: str) -> bool:
+    """Whether an answer is the expected words and nothing else; case and a full stop do not matter."""
+    return answer.strip().removesuffix(".").casefold() == expected.casefold()
 
 
 def ask(rng: Rng, scenes: Sequence[Scene], kind: str) -> Question | None:

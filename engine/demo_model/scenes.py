@@ -1,8 +1,9 @@
 """Procedural pictures: coloured shapes and digits on a plain, framed background.
 
 A scene is drawn from a random generator alone, so that with the pinned libraries a seed gives the same pictures. Where
-objects stand is the scene's layout: the cells of a 56-pixel grid that are occupied. One layout in eight belongs to the
-held-out splits and is never drawn for training.
+objects stand is the scene's layout: the cells of a 56-pixel grid that are occupied. Of each grid and number of things,
+about one layout in eight, and at least one, belongs to the held-out splits and is never drawn for training. A full grid
+has one layout; there it is what stands in the cells that is held out.
 
 The thin frame is there because the vision tower has relative positions only: on a plain picture nothing tells it
 where the edges are.
@@ -11,9 +12,11 @@ where the edges are.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -48,6 +51,8 @@ _FRAME = 3
 _SHADE = 10
 _CLEAR = 4
 _HELD_OUT = 8
+# From so many layouts on, a share of them by digest is never empty.
+_MANY_LAYOUTS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +105,11 @@ class SceneLimits:
 def draw_scene(rng: np.random.Generator, split: Split, limits: SceneLimits | None = None) -> Scene:
     """A random scene of a split. Sides are multiples of 28, small ones more often than large ones."""
     limits = limits or SceneLimits()
+    # Before the loop: pictures of many things are drawn anew more often, and counts shall be even.
+    count = int(rng.integers(limits.min_things, limits.max_things + 1))
     while True:
         width, height = _side(rng, limits), _side(rng, limits)
-        columns, rows = width // CELL, height // CELL
-        count = int(rng.integers(limits.min_things, limits.max_things + 1))
-        cells = sorted(int(cell) for cell in rng.choice(columns * rows, count, replace=False))
-        if held_out(columns, rows, cells) == (split == "train"):
-            continue
-        things = tuple(_thing(rng, cell % columns, cell // columns, width, height, columns, rows) for cell in cells)
+        things = _arranged(rng, split, width, height, count)
         # A centre on a middle line has no quarter.
         if any(abs(2 * t.x - width) < 16 or abs(2 * t.y - height) < 16 for t in things):
             continue
@@ -117,10 +119,34 @@ def draw_scene(rng: np.random.Generator, split: Split, limits: SceneLimits | Non
         return Scene(width, height, background, things, shades)
 
 
-def held_out(columns: int, rows: int, cells: list[int]) -> bool:
-    """Whether a layout is kept for validation and test."""
-    digest = blake2b(f"{columns}x{rows}:{cells}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") % _HELD_OUT == 0
+def held_out(columns: int, rows: int, cells: Sequence[int], names: Sequence[str]) -> bool:
+    """Whether a layout is kept for validation and test. `cells` ascend; `names` say what stands in them."""
+    if len(cells) == columns * rows:
+        return _digest(columns, rows, names) % _HELD_OUT == 0
+    middle = _on_middle(columns, rows, cells)
+    total = math.comb(columns * rows, len(cells))
+    off = math.comb((columns - columns % 2) * (rows - rows % 2), len(cells))
+    if (total - off if middle else off) >= _MANY_LAYOUTS:
+        return _digest(columns, rows, cells) % _HELD_OUT == 0
+    return tuple(cells) in _few_held_out(columns, rows, len(cells), middle)
+
+
+@lru_cache(maxsize=1024)
+def _few_held_out(columns: int, rows: int, count: int, middle: bool) -> frozenset[tuple[int, ...]]:
+    """Layouts held out of a grid that has few, apart for those on a middle line: these are hardly ever drawn."""
+    found = [c for c in combinations(range(columns * rows), count) if _on_middle(columns, rows, c) == middle]
+    found.sort(key=lambda cells: _digest(columns, rows, cells))
+    # A layout that is alone is trained on.
+    return frozenset(found[: max(len(found) > 1, len(found) // _HELD_OUT)])
+
+
+def _on_middle(columns: int, rows: int, cells: Sequence[int]) -> bool:
+    """Whether something stands in the middle column or row of an odd grid, where most places have no quarter."""
+    return any(2 * (cell % columns) + 1 == columns or 2 * (cell // columns) + 1 == rows for cell in cells)
+
+
+def _digest(columns: int, rows: int, what: Sequence[int] | Sequence[str]) -> int:
+    return int.from_bytes(blake2b(f"{columns}x{rows}:{list(what)}".encode(), digest_size=4).digest(), "big")
 
 
 def render(scene: Scene) -> NDArray[np.uint8]:
@@ -137,6 +163,19 @@ def render(scene: Scene) -> NDArray[np.uint8]:
         mask = _mask(thing.name, thing.size)[..., None]
         region[:] = (region * (1 - mask) + np.array(shade, np.float32) * mask + 0.5).astype(np.uint8)
     return picture
+
+
+def _arranged(rng: np.random.Generator, split: Split, width: int, height: int, count: int) -> tuple[Thing, ...]:
+    """Things in cells of a layout that belongs to the split."""
+    columns, rows = width // CELL, height // CELL
+    full, train = count == columns * rows, split == "train"
+    while True:
+        cells = sorted(int(cell) for cell in rng.choice(columns * rows, count, replace=False))
+        if not full and held_out(columns, rows, cells, ()) == train:
+            continue
+        things = tuple(_thing(rng, cell % columns, cell // columns, width, height, columns, rows) for cell in cells)
+        if not full or held_out(columns, rows, cells, [thing.name for thing in things]) != train:
+            return things
 
 
 def _side(rng: np.random.Generator, limits: SceneLimits) -> int:

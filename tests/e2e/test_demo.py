@@ -22,7 +22,7 @@ from PIL import Image
 from metrics.demo_plan import make_plan
 
 ROOT = Path(__file__).parents[2]
-# One may be wrong: the model is small.
+# One may be wrong: it is asked to count, which is no yardstick.
 MIN_RIGHT = 7
 
 

@@ -61,7 +61,7 @@ def _scores(parser: argparse.ArgumentParser, file: Path) -> dict[str, Any]:
     scores: dict[str, Any] = {}
     try:
         scores = json.loads(file.read_text())
-        whole = {"groups", "kinds", "yardsticks", "agreement", "compared"} <= scores.keys()
+        whole = {"groups", "kinds", "yardsticks", "agreement", "compared", "weights_sha256"} <= scores.keys()
     except (OSError, ValueError, AttributeError):
         whole = False
     if not whole:
@@ -73,12 +73,15 @@ def _scores(parser: argparse.ArgumentParser, file: Path) -> dict[str, Any]:
 
 
 def _export(training: Training, tokenizer: Tokenizer, folder: Path, scores: dict[str, Any] | None) -> None:
+    from engine.demo_model.evaluate import weights_digest
     from engine.demo_model.training.card import card, plot
     from engine.demo_model.training.export import export
 
     weights = export(training.model, tokenizer, folder)
     plot(training.progress.history, folder / "curves.png")
     if scores is not None:
+        if scores["weights_sha256"] != weights_digest(folder):
+            sys.exit(f"The scores are of other weights than those now in {folder}; evaluate it, then export again.")
         parameters = sum(parameter.numel() for parameter in training.model.parameters())
         minutes = training.progress.total_seconds / 60
         (folder / "README.md").write_text(card(scores, parameters, weights.stat().st_size, minutes))

@@ -24,6 +24,8 @@ _STD = np.array([0.26862954, 0.26130258, 0.27577711], np.float32) * 255
 _COLOURS, _GROUNDS = list(OBJECT_COLOURS), list(BACKGROUNDS)
 _QUARTERS = ["top left", "top right", "bottom left", "bottom right"]
 IGNORE = -100
+# How many there are is not said by any one of them: to look at things alone tells one from four by nothing.
+_UNSEEN = "count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Encoder:
                 kinds.append(question.kind if question else "")
                 if question and len(question.images) == 1:
                     asked.append((row * length + first - 1, question.images[0]))
-                if question and question.looks_at:
+                if question and question.looks_at and question.kind != _UNSEEN:
                     seen = _looked_at(chat, question, length)
                     # Each word of an answer has to be seen, the end marker has not.
                     looks_from += [(row, at - 1) for at in range(first, end - 1)]

@@ -23,8 +23,8 @@ shows what the gateway does on any machine, with answers that can be right or wr
 Pictures of 112 to 448 pixels a side (multiples of 28) with a thin frame, a plain background of one of six colours, and
 one to four things: six shapes and ten digits in six colours. Chats of one to four pictures, in the first or in later
 turns, labelled or not, with sentences of no meaning before and after, and questions of {kinds} kinds
-(`engine/demo_model/questions.py`). Where things stand in a picture is its layout; one layout in eight is held out, and
-all figures here are on those.
+(`engine/demo_model/questions.py`). Where things stand in a picture is its layout; of each grid and number of things
+about one layout in eight is held out, and all figures here are on those.
 
 ## Recipe
 `python -m engine.demo_model.training FOLDER` on two cores:
@@ -36,14 +36,15 @@ all figures here are on those.
 The vision tower learns first, to say for each image token which thing has its centre there, its colour and quarter,
 and the background. Words then get the directions in which the tower says what they name. The decoder learns from
 replies alone, with three targets beside them: which picture a token belongs to, which one a question asks for, and, for
-one head of the fourth layer, the tokens where the answer is to be seen. Matrices learn by Muon, the rest by Adam.
+one head of the fourth layer, the tokens where the answer is to be seen, but for counts. Matrices learn by Muon, the
+rest by Adam.
 
 ![Curves of the training](curves.png)
 
 ## Figures
 {questions} questions a group on held-out layouts, greedy, an answer counting when it is the expected words and nothing
-else; asked through the gateway and the embedded vLLM. vLLM and transformers gave the same answer to
-{agreement:.1%} of {compared} questions.
+else (case and a full stop do not matter); asked through the gateway and the embedded vLLM. vLLM and transformers gave
+the same answer to {agreement:.1%} of {compared} questions.
 
 | group | right | by chance |
 |---|---:|---:|

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from engine.demo_model.chats import ChatLimits, draw_chat, rng_for
+from engine.demo_model.chats import HINTS, ChatLimits, draw_chat, rng_for
 from engine.demo_model.questions import KINDS
 from engine.demo_model.tokenizer import corpus_lines, train_tokenizer
 
@@ -28,6 +28,7 @@ def _make() -> Tokenizer:
     limits = ChatLimits(dict.fromkeys(KINDS, 1.0), filler=0.0)
     rng = rng_for("train", 0)
     lines = list(corpus_lines())
+    lines += [hint for hints in HINTS.values() for hint in hints] * 20
     lines += ["system", "user", "assistant", "tool"] * 50
     for _ in range(_CHATS):
         for turn in draw_chat(rng, "train", limits).turns:

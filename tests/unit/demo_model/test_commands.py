@@ -43,7 +43,7 @@ def test_training_exports_only_what_was_trained(tmp_path: Path, capsys: pytest.C
 def test_training_refuses_scores_that_compare_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(b"")
     scores = tmp_path / "scores.json"
-    scores.write_text(json.dumps({"groups": {}, "kinds": {}, "yardsticks": []}))
+    scores.write_text(json.dumps({"groups": {}, "kinds": {}, "yardsticks": [], "agreement": 1.0, "compared": 1}))
     arguments = [str(tmp_path), "--export", str(tmp_path / "to"), "--scores", str(scores)]
     assert "holds no scores of both" in refused(capsys, lambda: training.main(arguments))
     assert not (tmp_path / "to").exists()

@@ -7,13 +7,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 from torch import nn
 
 from engine.demo_model import bundled_folder
-from engine.demo_model.chats import ChatLimits
+from engine.demo_model.chats import ChatLimits, draw_chat, rng_for
+from engine.demo_model.evaluate import weights_digest
 from engine.demo_model.scenes import SceneLimits
+from engine.demo_model.training.__main__ import main
+from engine.demo_model.training.batches import Encoder
 from engine.demo_model.training.card import card, plot
 from engine.demo_model.training.optimizer import MuonAdam
 from engine.demo_model.training.run import Training
@@ -111,6 +115,31 @@ def test_the_tokenizer_of_a_training_is_made_once(tmp_path: Path) -> None:
     made = demo_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text(made.to_str().replace('"background"', '"background"'))
     assert demo_tokenizer(tmp_path).get_vocab() == made.get_vocab()
+
+
+def test_scores_of_other_weights_are_not_exported(tmp_path: Path) -> None:
+    folder, to = tmp_path / "training", tmp_path / "to"
+    folder.mkdir()
+    Training(folder, demo_tokenizer(folder), lambda _: None).save()
+    scores = tmp_path / "scores.json"
+    command = [str(folder), "--export", str(to)]
+    main(command)
+    told = json.loads((bundled_folder() / "scores.json").read_text())
+    scores.write_text(json.dumps(told))
+    with pytest.raises(SystemExit, match="The scores are of other weights"):
+        main([*command, "--scores", str(scores)])
+    assert not (to / "README.md").exists()
+    scores.write_text(json.dumps(told | {"weights_sha256": weights_digest(to)}))
+    main([*command, "--scores", str(scores)])
+    assert json.loads((to / "scores.json").read_text())["weights_sha256"] == weights_digest(to)
+
+
+def test_a_count_is_not_shown_where_to_look() -> None:
+    encoder = Encoder(Tokenizer.from_file(str(bundled_folder() / "tokenizer.json")))
+    for kind, looks in (("count", 0), ("background", 1)):
+        limits = ChatLimits({kind: 1.0}, max_images=1, questions=(1, 1), scenes=PICTURES)
+        chat = draw_chat(rng_for("train", 1), "train", limits)
+        assert len(encoder.batch([encoder.encode(chat)]).looks_from) == looks
 
 
 def test_the_card_tells_every_figure_and_the_curves_are_drawn(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from context.errors import EngineUnavailable
+from engine.demo_model.questions import is_right
 from engine.fake import FakeConfig
-from metrics.demo import Session, TurnResult, is_right, totals
+from metrics.demo import Session, TurnResult, totals
 from metrics.demo_plan import make_plan
 from metrics.demo_report import explain
 from metrics.experiment_client import GatewayClient
