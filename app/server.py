@@ -19,6 +19,7 @@ import uvicorn
 from app import asgi, routes
 from app.gateway import Gateway
 from app.logs import configure_logging
+from app.protocol import OneWriteProtocol
 from app.settings import Settings
 from context.errors import ConfigError, StillframeError
 from engine.base import Engine
@@ -160,6 +161,7 @@ def serve(settings: Settings) -> int:
         ConfigError: it cannot start.
     """
     check_disk(settings)
+    settings.policies()
     check_model(settings)
     listener = bind(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
@@ -172,7 +174,7 @@ def serve(settings: Settings) -> int:
         "app.server:from_environment" if settings.workers > 1 else app,
         factory=settings.workers > 1,
         workers=settings.workers,
-        http="httptools",
+        http=OneWriteProtocol,
         loop="uvloop",
         ws="none",
         lifespan="on",

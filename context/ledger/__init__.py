@@ -156,22 +156,23 @@ class Ledger:
         """
         rows = [] if new.parent is None else await self._rows(tenant, new.parent)
         row, blobs = row_of(self._next_id(new.parent or 0), tenant, new, rows, assemble(rows) if rows else None)
+        answered = None if answer is None else reply_of(row.length, answer)
+        if answered is not None:
+            row = replied(row, answered[0])
         turn = assemble([*rows, row])
         assert turn is not None, "a row fits the rows that it was made from"
         if row.base is not None and (self._memory.get(row.base) is None or self._feed.is_lost(row.base)):
             # Its parent did not fit into memory, or has left it meanwhile; or it will never be in the file.
             row, blobs = whole_row(row, turn)
+            row = row if answered is None else replied(row, answered[0])
         entries: list[Entry] = [addition_of(row, blobs)] if self._file.is_used else []
-        if answer is not None:
-            reply, blobs = reply_of(row.length, answer)
-            row = replied(row, reply)
-            if entries:
-                entries.append(answer_of(tenant, row.id, row.length, reply, blobs))
+        if entries and answered is not None:
+            entries.append(answer_of(tenant, row.id, row.length, *answered))
         self._memory.put(row)
         if entries:
             await self._arrived(row.id, self._feed.take(*entries, row=row, turn=turn))
         self._pruner.committed(self._clock())
-        return turn if answer is None else _answered(turn, answer)
+        return turn
 
     async def reply(self, tenant: str, turn: Turn, answer: NewReply) -> Turn:
         """Keep the reply to a turn, with the promise of `commit`. The first reply of a turn stays.

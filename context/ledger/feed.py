@@ -15,9 +15,9 @@ from context.store.turn_journal import Journal
 from context.store.turn_rows import Addition, Entry, Row, TurnStore, TurnStoreError
 
 # Other processes see a turn after so long.
-_FEED_EVERY_SECONDS = 0.25
+_FEED_EVERY_SECONDS = 1.0
 # So much is fed before its time has come.
-_EARLY_BYTES = 1024 * 1024
+_EARLY_BYTES = 4 * 1024 * 1024
 # With so much before it a turn waits until the store has it.
 _WAIT_BYTES = 8 * 1024 * 1024
 # More is not taken: a store that fails for long costs no more memory and disk than this.
@@ -110,20 +110,32 @@ class Feed:
     async def flush(self) -> None:
         """Feed all that is on its way. What the store does not take now stays on its way."""
         async with self._one_feeds:
-            while self._feeding or self._coming:
-                if not self._feeding:
-                    self._feeding, self._coming = self._coming, []
-                    if self._journal is not None:
-                        self._journal.swap()
-                batch = self._feeding
-                refused = await self._file.write(lambda store, batch=batch: self._write(store, batch))
-                if refused is None:
-                    return
-                for turn in refused:
-                    self._lose(turn)
-                self._cost -= sum(one.cost for one in batch)
-                self._feeding = []
+            while await self._feed_batch():
+                pass
         self._mend()
+
+    async def _feed(self) -> None:
+        """Feed what is on its way now. What comes meanwhile waits for the next time: the larger a batch is, the fewer
+        pages are written for each turn."""
+        async with self._one_feeds:
+            await self._feed_batch()
+        self._mend()
+
+    async def _feed_batch(self) -> bool:
+        """Whether there was something to feed, and the store took it."""
+        if not self._feeding:
+            self._feeding, self._coming = self._coming, []
+            if self._feeding and self._journal is not None:
+                self._journal.swap()
+        batch = self._feeding
+        refused = await self._file.write(lambda store: self._write(store, batch)) if batch else None
+        if refused is None:
+            return False
+        for turn in refused:
+            self._lose(turn)
+        self._cost -= sum(one.cost for one in batch)
+        self._feeding = []
+        return True
 
     async def close(self) -> None:
         """End it. What the store does not take is left in the journal."""
@@ -168,7 +180,7 @@ class Feed:
             self._timer.cancel()
             self._timer = None
         if self._task is None:
-            self._task = asyncio.create_task(self.flush())
+            self._task = asyncio.create_task(self._feed())
             self._task.add_done_callback(self._ended)
 
     def _ended(self, _: asyncio.Task[None]) -> None:

@@ -37,7 +37,16 @@ CREATE TABLE points (
     PRIMARY KEY (tenant, chain)) STRICT, WITHOUT ROWID;
 """
 _INSERT_ROWS = 64
-_WAL_BYTES = 16 * 1024 * 1024
+_WAL_PAGES = 4096
+_SETTINGS = (
+    "synchronous = NORMAL",
+    "cache_size = -8192",
+    # Else a temporary file is written for every statement that inserts many rows.
+    "temp_store = MEMORY",
+    # The more is in the log, the more often a page is written there before it is written once to the file.
+    f"wal_autocheckpoint = {_WAL_PAGES}",
+    f"journal_size_limit = {_WAL_PAGES * 4096}",
+)
 _TROUBLES: dict[int, Trouble] = {
     sqlite3.SQLITE_BUSY: "locked",
     sqlite3.SQLITE_LOCKED: "locked",
@@ -124,7 +133,7 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
     connection = sqlite3.connect(name, busy_seconds, isolation_level=None, check_same_thread=False, uri=True)
     with contextlib.ExitStack() as undo:
         undo.callback(connection.close)
-        for setting in ("synchronous = NORMAL", f"journal_size_limit = {_WAL_BYTES}", "cache_size = -8192"):
+        for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}")
         undo.pop_all()
     return connection
