@@ -5,10 +5,27 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # A longer body is not copied: that costs more than another write.
 _JOIN_BYTES = 64 * 1024
+
+
+def http_config(app: Any, **options: Any) -> uvicorn.Config:
+    """How the gateway's HTTP is served; `options` are uvicorn's."""
+    return uvicorn.Config(
+        app,
+        http=OneWriteProtocol,
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        # Nothing here asks for the client's address or scheme.
+        proxy_headers=False,
+        **options,
+    )
 
 
 class OneWriteProtocol(HttpToolsProtocol):

@@ -19,7 +19,7 @@ import uvicorn
 from app import asgi, routes
 from app.gateway import Gateway
 from app.logs import configure_logging
-from app.protocol import OneWriteProtocol
+from app.protocol import http_config
 from app.settings import Settings
 from context.errors import ConfigError, StillframeError
 from engine.base import Engine
@@ -170,20 +170,12 @@ def serve(settings: Settings) -> int:
     if not settings.upstream:
         _say("The engine is loading; the first start takes about a minute. Readiness: /health/ready")
     app = GatewayApp(settings)
-    config = uvicorn.Config(
+    config = http_config(
         "app.server:from_environment" if settings.workers > 1 else app,
         factory=settings.workers > 1,
         workers=settings.workers,
-        http=OneWriteProtocol,
         loop="uvloop",
-        ws="none",
-        lifespan="on",
         log_level="critical",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        # Nothing here asks for the client's address or scheme.
-        proxy_headers=False,
         timeout_keep_alive=settings.server.keep_alive_seconds,
         timeout_graceful_shutdown=settings.server.shutdown_grace_seconds,
     )

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic_core import from_json, to_json
 
 from app import settings as settings_module
+from app.protocol import http_config
 from app.server import GatewayApp, bind
 from app.settings import Settings
 from context.errors import EngineProtocolError
@@ -202,18 +203,7 @@ async def serving(
     engine = engine or WatchedEngine()
     app = GatewayApp(settings, engine)
     listener = bind("127.0.0.1", 0)
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        loop="none",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=1,
-    )
+    config = http_config(app, loop="none", log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     serve = asyncio.create_task(server.serve(sockets=[listener]))
     try:
