@@ -79,7 +79,7 @@ class _Run:
             latency[SEEN] = await stages.latency(targets, config.image_requests, config.rounds, with_bar)
             with_bar = self._bar("throughput", config.rounds)
             speeds = await stages.throughput(
-                servers, small, config.throughput_requests, config.clients, config.rounds, with_bar
+                servers, model, config.throughput_requests, config.clients, config.rounds, with_bar
             )
             lag = await stages.loop_lag(gateway, model, config, self._bar("12 MP images", config.large_images))
         return latency, speeds, lag

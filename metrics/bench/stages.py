@@ -6,7 +6,7 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic_core import from_json
@@ -85,18 +85,20 @@ async def named_image(engine: Server, model: str, picture: bytes) -> bytes:
 
 
 async def throughput(
-    servers: Mapping[str, Server], request: bytes, count: int, clients: int, rounds: int, tick: Tick
+    servers: Mapping[str, Server], model: str, count: int, clients: int, rounds: int, tick: Tick
 ) -> dict[str, list[float]]:
-    """Requests a second of each server, by round."""
+    """Requests a second of each server, by round. Each server gets the same ones, and none of them twice."""
     taken: dict[str, list[float]] = {name: [] for name in servers}
-
-    async def same(_: int) -> bytes:
-        return request
 
     for number in range(rounds):
         names = list(servers)[:: 1 if number % 2 == 0 else -1]
+        requests = [bodies.chat(model, f"hello {number} {each}") for each in range(count)]
+
+        async def make(each: int, requests: Sequence[bytes] = requests) -> bytes:
+            return requests[each]
+
         for name in names:
-            taken[name].append(count / await at_a_time(servers[name].port, clients, count, same))
+            taken[name].append(count / await at_a_time(servers[name].port, clients, count, make))
         tick()
     return taken
 
