@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import aiohttp
@@ -23,13 +23,14 @@ _JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request's figures, and what was said."""
+    """One request's figures, what was said, and the response headers."""
 
     request_id: str
     usage: Usage
     ttft_seconds: float
     total_seconds: float
     text: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class GatewayClient:
@@ -73,8 +74,8 @@ class GatewayClient:
             asked["tools"] = body["tools"]
         return (await self._json("POST", "/engine/tokenize", asked))["tokens"]
 
-    async def chat(self, path: Route, body: Mapping[str, Any]) -> Answer:
-        """Send a streamed chat and take its figures.
+    async def chat(self, path: Route, body: Mapping[str, Any], extra: Mapping[str, str] | None = None) -> Answer:
+        """Send a streamed chat and take its figures. `extra` are request headers.
 
         Raises:
             EngineUnavailable: it was refused, or the gateway broke off.
@@ -83,20 +84,22 @@ class GatewayClient:
         address = "/v1/chat/completions" if path == "gateway" else "/engine/v1/chat/completions"
         request_id = secrets.token_hex(12)
         headers = self._client if path == "gateway" else {**self._admin, "x-request-id": request_id}
+        headers = {**headers, **(extra or {}), **_JSON}
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
         content = _content(asked)
         began = time.perf_counter()
         try:
-            async with self._session.post(self._url + address, data=content, headers={**headers, **_JSON}) as response:
+            async with self._session.post(self._url + address, data=content, headers=headers) as response:
                 if response.status != 200:
                     raise EngineUnavailable(f"A chat request was refused: {await _reason(response)}")
                 if path == "gateway":
                     request_id = response.headers["x-request-id"]
+                told = {name.lower(): value for name, value in response.headers.items()}
                 first, usage, text = await _read(response)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnavailable("The gateway broke off in the middle of an answer.") from error
         ended = time.perf_counter()
-        return Answer(request_id, read_usage(usage), (first or ended) - began, ended - began, text)
+        return Answer(request_id, read_usage(usage), (first or ended) - began, ended - began, text, told)
 
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
         assert self._session is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -99,12 +99,18 @@ class FakeCore:
         tokens, placed = self._expanded(ids, [(image.identity, image.tokens) for image in known])
         return Prompt(tokens, placed, body.get("cache_salt"))
 
-    def accept(self, body: Mapping[str, Any], request_id: str) -> FakeChat:
+    def accept(self, body: Mapping[str, Any], request_id: str, answer: str | None = None) -> FakeChat:
         """Check a chat completion body and plan its answers; nothing runs until `start`.
+
+        Args:
+            body: the chat.
+            request_id: its name in events.
+            answer: what to say; as the configuration has it where there is none.
 
         Raises:
             Refused: vLLM would answer with an error.
         """
+        config = self.config if answer is None else replace(self.config, script=(answer,))
         check_body(self.config, body)
         prompt = self.render(body)
         check_prompt(self.config, prompt)
@@ -113,7 +119,7 @@ class FakeCore:
         digest = blake2b(array("Q", prompt.tokens), digest_size=16).digest()
         choices = range(body.get("n") or 1)
         answers = [
-            plan_answer(self.config, self.tokenizer, body, bounds, digest + index.to_bytes(2, "big"), self._turn)
+            plan_answer(config, self.tokenizer, body, bounds, digest + index.to_bytes(2, "big"), self._turn)
             for index in choices
         ]
         self._turn += 1
@@ -165,13 +171,13 @@ class FakeCore:
                     self._ended(chat)
         return tokens
 
-    def complete(self, body: Mapping[str, Any], request_id: str = "simulated") -> Usage:
-        """Run one chat to its end, with whatever else is queued. For simulations.
+    def complete(self, body: Mapping[str, Any], request_id: str = "simulated", *, answer: str | None = None) -> Usage:
+        """Run one chat to its end, with whatever else is queued. For simulations. `answer`: see `accept`.
 
         Raises:
             Refused: vLLM would answer with an error.
         """
-        chat = self.accept(body, request_id)
+        chat = self.accept(body, request_id, answer)
         self.start(chat)
         while chat.open_sequences:
             self.finish(self.schedule())
