@@ -15,19 +15,34 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
-from app import asgi, history
-from app.explain import client_conversation, plan_headers
+from app import asgi, pictures
+from app.explain import (
+    EXPLAIN_HEADER,
+    PIN_HEADER,
+    client_conversation,
+    explained_answer,
+    explained_event,
+    explanation,
+    pinned_images,
+    plan_headers,
+    wants_explanation,
+)
 from app.gateway import Gateway
 from app.outgoing import engine_messages
 from app.public import public_error_bytes
 from app.reply import ReplyCollector, reply_of
 from app.sse import EventRelay
-from app.wire import ChatCall, FoundImage, parse_chat
+from app.summaries import Summarizer
+from app.wire import ChatCall, parse_chat
+from context.alignment.base import SlotMatch
 from context.conversations import Begun
-from context.errors import EngineError, EngineProtocolError, ImageError, RequestError, StillframeError
-from context.images.base import ImageRef
+from context.errors import EngineError, EngineProtocolError, RequestError, StillframeError
+from context.estimates import message_tokens
+from context.layout.tail import with_tail
+from context.policies.base import Estimate, Limits, Request
+from context.policies.choice import POLICY_HEADER, LoadedPolicy
+from context.policies.quotas import check_quotas
 from context.tenancy import Tenant
-from context.transcript import ImagePart
 from engine.base import ChatRequest, EngineReply
 from metrics.prometheus import Outcome
 from metrics.usage import Usage, read_usage
@@ -35,6 +50,7 @@ from metrics.usage import Usage, read_usage
 _ERROR_BYTES = 1024 * 1024
 # A shorter token is a word that may stand in any text.
 _SECRET_CHARS = 8
+_HASHING_SECONDS = 0.25
 
 
 @dataclass(slots=True)
@@ -53,6 +69,25 @@ class Turn:
     secrets: tuple[str, ...] = ()
     first_byte: float | None = None
     begun: Begun | None = None
+    not_available: tuple[str, ...] = ()
+    policy: LoadedPolicy | None = None
+    model: str = ""
+    explain: bool = False
+    pins: frozenset[str] = frozenset()
+    estimate: Estimate = message_tokens
+
+    def heed(self, call: ChatCall, tenant: Tenant, scope: asgi.Scope) -> None:
+        """Take in what the request says about how it wants to be served.
+
+        Raises:
+            RequestError: a header of ours holds what it cannot.
+        """
+        self.stream, self.include_usage, self.model = call.stream, call.include_usage, call.model
+        self.explain = wants_explanation(asgi.header(scope, EXPLAIN_HEADER))
+        self.pins = pinned_images(asgi.header(scope, PIN_HEADER))
+        self.policy = self.gateway.policies.choose(
+            model=self.model, tenant=tenant.name, header=asgi.header(scope, POLICY_HEADER.encode())
+        )
 
     async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
         """Send the answer's head. From here on an error can only be an event of the stream."""
@@ -74,9 +109,17 @@ class Turn:
         """Response headers that every answer of a chat has."""
         found = [
             (b"x-request-id", self.request_id.encode()),
-            (b"x-stillframe-policy", self.gateway.settings.policy.encode()),
+            (b"x-stillframe-policy", (self.policy or self.gateway.policies.default).name.encode()),
         ]
+        if self.not_available:
+            found.append((b"x-stillframe-not-available", ", ".join(self.not_available[:8]).encode()))
         return found if self.begun is None else found + plan_headers(self.begun)
+
+    def explanation(self) -> dict[str, Any]:
+        """The plan of a turn that was begun, for its client."""
+        assert self.begun is not None
+        assert self.policy is not None
+        return explanation(self.begun, self.policy, self.estimate)
 
     async def fail(self, error: StillframeError, receive: asgi.Receive) -> None:
         """Answer with an error of ours, unless an answer has begun.
@@ -100,6 +143,16 @@ class Turn:
             metrics.first_byte_seconds.observe(self.first_byte - self.began)
         if outcome == "completed":
             metrics.count_usage(self.usage)
+            self.gateway.note_usage(self.usage)
+            self._calibrate()
+
+    def _calibrate(self) -> None:
+        """What the engine counted corrects what is estimated from now on."""
+        if self.begun is not None and self.usage.prompt_tokens is not None:
+            plan = self.begun.plan
+            self.gateway.estimators.of(self.model).observe(
+                with_tail(plan.sent, plan.tail), plan.tools, self.usage.prompt_tokens, self.usage.visual_tokens
+            )
 
 
 async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -153,68 +206,84 @@ async def _receive(
             max_images=gateway.settings.images.max_images_per_request,
         )
         del raw
-        turn.stream, turn.include_usage = call.stream, call.include_usage
-        images: dict[tuple[int, int], ImagePart] = {}
+        turn.heed(call, tenant, scope)
+        images: pictures.Pictures = {}
         if call.images:
             async with asgi.cancelled_when_client_leaves(receive):
-                images = await _resolve(gateway, tenant, call)
-        wires = call.with_images(images)
+                images = await pictures.resolve(gateway, tenant, call)
+        wires, turn.not_available = call.with_images(images), pictures.not_available(images)
+    name = client_conversation(asgi.header(scope, b"x-stillframe-conversation"), call.body)
+    authorization = None if gateway.has_own_key else authorization
+    summarize = _summarizer(turn, tenant, call, receive, authorization)
+    begun = await _begin(turn, tenant, call, wires, name, summarize)
+    sent = with_tail(begun.plan.sent, begun.plan.tail)
+    messages = engine_messages(gateway.images, tenant, sent, begun.transcript.messages)
+    return ChatRequest(
+        request_id=turn.request_id,
+        body=call.with_sent(messages, begun.plan.tools),
+        cache_salt=tenant.cache_salt,
+        affinity=begun.conversation,
+        authorization=authorization,
+        max_image_bytes=gateway.settings.images.max_sent_bytes,
+    )
+
+
+async def _begin(
+    turn: Turn,
+    tenant: Tenant,
+    call: ChatCall,
+    wires: Sequence[Mapping[str, Any]],
+    name: str | None,
+    summarize: Summarizer,
+) -> Begun:
+    """Plan what is sent, under the policy in force and within its quotas."""
+    gateway, policy, info = turn.gateway, turn.policy, turn.gateway.engine.info()
+    assert policy is not None, "chosen before"
+    # The same figures for the whole request, whatever others report meanwhile.
+    turn.estimate = estimate = gateway.estimators.of(turn.model).frozen()
     turn.begun = begun = await gateway.conversations.begin(
         wires,
         call.tools,
         tenant=tenant.name,
         key=tenant.key,
-        policy=gateway.policy,
-        conversation=client_conversation(asgi.header(scope, b"x-stillframe-conversation"), call.body),
+        policy=policy,
+        request=Request(
+            limits=Limits(info.max_images_per_prompt, info.max_model_tokens),
+            pins=turn.pins,
+            estimate=estimate,
+            slot_match=await _slot_match(gateway, tenant, policy) if call.images else None,
+        ),
+        conversation=name,
+        summarize=summarize,
     )
-    return ChatRequest(
+    check_quotas(policy.quotas, begun.plan, begun.transcript, begun.before, estimate)
+    return begun
+
+
+def _summarizer(
+    turn: Turn, tenant: Tenant, call: ChatCall, receive: asgi.Receive, authorization: str | None
+) -> Summarizer:
+    return Summarizer(
+        engine=turn.gateway.engine,
+        images=turn.gateway.images,
+        tenant=tenant,
+        body=call.body,
+        authorization=authorization,
         request_id=turn.request_id,
-        body=call.with_sent(engine_messages(gateway.images, tenant, begun.plan.sent), begun.plan.tools),
-        cache_salt=tenant.cache_salt,
-        affinity=begun.conversation,
-        authorization=None if gateway.has_own_key else authorization,
-        max_image_bytes=gateway.settings.images.max_sent_bytes,
+        receive=receive,
+        timeout_seconds=turn.gateway.settings.context.summary_timeout_seconds,
+        max_image_bytes=turn.gateway.settings.images.max_sent_bytes,
     )
 
 
-async def _resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> dict[tuple[int, int], ImagePart]:
-    """Every image part by content. Images that are fetched are fetched side by side, the others go one by one."""
-    places = history.places(tenant, call)
-
-    async def one(found: FoundImage) -> tuple[tuple[int, int], ImagePart]:
-        keys, place = places.get((found.message, found.part), history.NOWHERE), found.source.place
-        ref = await gateway.images.resolve(
-            found.source, tenant=tenant.name, lookup=keys.lookup, record=keys.record, fallback=keys.fallback
-        )
-        _require_ratio(ref, place, gateway.engine.info().max_aspect_ratio)
-        return (found.message, found.part), ImagePart(ref, found.source.detail)
-
-    resolved = [await one(found) for found in call.images if found.source.kind == "data"]
-    fetched: Sequence[FoundImage] = [found for found in call.images if found.source.kind == "url"]
-    if fetched:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(found)) for found in fetched]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        resolved += [task.result() for task in tasks]
-    return dict(resolved)
-
-
-def _require_ratio(ref: ImageRef, place: str, limit: float | None) -> None:
-    """Refuse what the model would, with a place and words of our own.
-
-    Raises:
-        ImageError: the image is too long for its width.
-    """
-    ratio = max(ref.width, ref.height) / min(ref.width, ref.height)
-    if limit is not None and ratio > limit:
-        raise ImageError(
-            f"{place}: the image is {ref.width}x{ref.height}; this model takes a side up to {limit:g} times the other. "
-            "Cut or pad it.",
-            code="image_dimensions",
-            param=place,
-        )
+async def _slot_match(gateway: Gateway, tenant: Tenant, policy: LoadedPolicy) -> SlotMatch | None:
+    """Which images may stand for others, where the policy has that."""
+    distance = policy.slot_distance
+    if distance is None:
+        return None
+    # Hashes are made beside the requests; those of this one's images are worth a moment.
+    await gateway.images.hashed(_HASHING_SECONDS)
+    return gateway.images.slot_match(tenant.name, distance)
 
 
 async def _relay(turn: Turn, reply: EngineReply) -> None:
@@ -243,6 +312,8 @@ async def _relay_whole(turn: Turn, reply: EngineReply) -> None:
     finally:
         # Before the client sees the reply: it may ask on at once. A turn that failed or was left was sent all the same.
         turn.begun = await conversations.accept(turn.begun, message)
+    if turn.explain:
+        body = explained_answer(answer, turn.explanation())
     await turn.start(200, b"application/json", len(body))
     turn.outcome = "completed"
     await turn.send({"type": "http.response.body", "body": body})
@@ -264,7 +335,8 @@ async def _relay_events(turn: Turn, reply: EngineReply) -> None:
     conversations = turn.gateway.conversations
     turn.begun = begun = await conversations.accept(turn.begun)
     collector = ReplyCollector()
-    relay = EventRelay(include_usage=turn.include_usage, collect=collector.add)
+    told = explained_event(turn.request_id, turn.model, turn.explanation()) if turn.explain else b""
+    relay = EventRelay(include_usage=turn.include_usage, collect=collector.add, last_event=told)
     await turn.start(200, b"text/event-stream; charset=utf-8")
     async for chunk in relay.relay(reply.chunks):
         turn.note_byte()

@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     _serve_command(commands)
     _demo_command(commands)
     _experiment_command(commands)
+    _replay_command(commands)
     _bench_command(commands)
+    _policy_command(commands)
     return parser
 
 
@@ -102,7 +104,9 @@ def _serve_command(commands: Any) -> None:
     command.add_argument("--port", type=int, help="port to listen on (default: 8000)")
     _add_settings_flags(command)
     command.add_argument("--workers", type=int, help="processes; more than one needs --upstream (default: 1)")
-    command.add_argument("--policy", help="context policy (default: stable)")
+    command.add_argument(
+        "--policy", metavar="NAME|FILE", help="context policy: a preset or a YAML file (default: stable)"
+    )
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -160,6 +164,52 @@ def _experiment(options: argparse.Namespace) -> int:
     return experiment(options, _load(options, "model", "upstream"))
 
 
+def _replay_command(commands: Any) -> None:
+    command = _command(
+        commands,
+        "replay",
+        "Run recorded or generated sessions under several policies side by side: prompt tokens read and computed, "
+        "against the floor of computing each once.",
+        _replay,
+    )
+    command.epilog = "Traces t1 to t6 and their options: docs/replay.md. Example: stillframe replay t1 --simulate"
+    command.add_argument(
+        "traces",
+        nargs="+",
+        metavar="TRACE",
+        help="t1 to t6, with options as in t1:steps=20,window=keep3_delete; or a file",
+    )
+    command.add_argument(
+        "--policy",
+        nargs="+",
+        action="extend",
+        metavar="NAME|FILE",
+        help="presets or policy files (default: stable)",
+    )
+    command.add_argument("--simulate", action="store_true", help="simulate the engine's caches; no engine is started")
+    command.add_argument(
+        "--url", help="a running gateway on this machine, such as http://127.0.0.1:8000; without it one is started"
+    )
+    command.add_argument("--seed", type=int, default=0, help="seed of generated sessions (default: 0)")
+    command.add_argument(
+        "--image-size", metavar="WxH", help="size of all pictures (default: the trace's; on an engine 112x112)"
+    )
+    command.add_argument(
+        "--text-scale", type=float, metavar="FACTOR", help="factor on all text lengths (default: 1; on an engine 0.25)"
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON; - for standard output")
+    command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw computed tokens and prompt length by turn")
+    command.add_argument("--export", type=Path, metavar="FILE", help="write the trace as JSON lines, and run nothing")
+    _add_settings_flags(command)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from app.replay_command import replay
+
+    options.policy = options.policy or ["stable"]
+    return replay(options, _load(options, "model", "upstream"))
+
+
 def _bench_command(commands: Any) -> None:
     command = _command(
         commands, "bench", "Measure what the gateway adds, against calling the fake engine directly.", _bench
@@ -172,6 +222,47 @@ def _bench(options: argparse.Namespace) -> int:
     from app.commands import bench
 
     return bench(options)
+
+
+def _policy_command(commands: Any) -> None:
+    summary = "Validate context policies and show what they would do."
+    command: argparse.ArgumentParser = commands.add_parser("policy", help=summary, description=summary)
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    check = _command(
+        actions,
+        "check",
+        "Validate a policy; show its parameters and, turn by turn, what it would do to a session of an agent that "
+        "sends a screenshot a step. No engine is needed: token counts are estimates.",
+        _policy_check,
+    )
+    check.add_argument("policy", metavar="FILE|NAME", help="a YAML file, or a preset's name")
+    check.add_argument("--steps", type=int, default=40, help="steps of the session (default: 40)")
+    listed = _command(actions, "list", "List the presets.", _policy_list)
+    for action in (check, listed):
+        _add_json_flag(action)
+
+
+def _add_json_flag(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=Path("-"),
+        metavar="FILE",
+        help="write the same as JSON; standard output without a FILE",
+    )
+
+
+def _policy_check(options: argparse.Namespace) -> int:
+    from app.policy_commands import check
+
+    return check(options)
+
+
+def _policy_list(options: argparse.Namespace) -> int:
+    from app.policy_commands import list_presets
+
+    return list_presets(options)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def experiment(options: argparse.Namespace, settings: Settings) -> int:
     if unknown or not groups:
         raise ConfigError("flag", "--groups", f"takes letters of {''.join(GROUPS)}, such as ADF")
     for file in (options.json, options.plot):
-        _check_writable(file)
+        check_writable(file)
     if options.plot is not None and options.plot.suffix != ".png":
         raise ConfigError("flag --plot", str(options.plot), "must end in .png")
     return asyncio.run(_experiment(options, settings, groups))
@@ -59,14 +59,14 @@ async def _experiment(options: argparse.Namespace, settings: Settings, groups: S
     from metrics.experiment_report import plot, table
 
     console = Console(stderr=True)
-    async with _gateway(options.url, settings, console) as url:
-        client = runner.GatewayClient(url, *_credentials(settings))
+    async with open_gateway(options.url, settings, console) as url:
+        client = runner.GatewayClient(url, *credentials(settings))
         async with client.connected():
             with console.status("experiment") as status:
                 rows = await runner.run(client, groups, options.seed, status.update)
     to_stdout = str(options.json) == "-"
     if options.json is not None:
-        _write_json(options.json, {"rows": [asdict(row) for row in rows]})
+        write_json(options.json, {"rows": [asdict(row) for row in rows]})
     shown = Console(stderr=to_stdout)
     shown.print(table(rows))
     shown.print(f"{sum(row.passed for row in rows)} of {len(rows)} rows are as expected.")
@@ -86,7 +86,7 @@ def demo(options: argparse.Namespace, settings: Settings) -> int:
 
     if options.seed < 0:
         raise ConfigError("flag", "--seed", "takes a number from 0 up")
-    _check_writable(options.json)
+    check_writable(options.json)
     plan = make_plan(options.seed)
     if options.save is not None:
         _save_pictures(plan, options.save)
@@ -101,8 +101,8 @@ async def _demo(options: argparse.Namespace, settings: Settings, plan: Plan) -> 
     console = Console(stderr=True)
     report = Report(Console(stderr=str(options.json) == "-"))
     results: list[TurnResult] = []
-    async with _gateway(options.url, settings, console) as url:
-        client = GatewayClient(url, *_credentials(settings))
+    async with open_gateway(options.url, settings, console) as url:
+        client = GatewayClient(url, *credentials(settings))
         async with client.connected():
             session = await Session.open(client, plan)
             report.begin()
@@ -116,7 +116,7 @@ async def _demo(options: argparse.Namespace, settings: Settings, plan: Plan) -> 
         console.print(f"The pictures are in {options.save}.", highlight=False, markup=False)
     if options.json is not None:
         turns = [{**asdict(result), "explanation": explain(result)} for result in results]
-        _write_json(options.json, {"seed": plan.seed, "turns": turns, "totals": asdict(sums)})
+        write_json(options.json, {"seed": plan.seed, "turns": turns, "totals": asdict(sums)})
     return 0
 
 
@@ -134,7 +134,7 @@ def _save_pictures(plan: Plan, folder: Path) -> None:
         raise ConfigError("flag --save", str(folder), "is not a folder that can be written; choose another") from error
 
 
-def _credentials(settings: Settings) -> tuple[str, str]:
+def credentials(settings: Settings) -> tuple[str, str]:
     """The administrator's token of a gateway on this machine, and a client's key for it."""
     from context.tenancy import load_token
 
@@ -160,7 +160,7 @@ def _root(url: str) -> str:
 
 
 @asynccontextmanager
-async def _gateway(url: str | None, settings: Settings, console: Console) -> AsyncGenerator[str]:
+async def open_gateway(url: str | None, settings: Settings, console: Console) -> AsyncGenerator[str]:
     """The gateway at `url`, or one that is started here and stopped on leaving."""
     if url:
         yield _root(url)
@@ -245,16 +245,21 @@ def bench(options: argparse.Namespace) -> int:
 
     from metrics.bench import BenchConfig, run
 
-    _check_writable(options.json)
+    check_writable(options.json)
     config = BenchConfig(rounds=_QUICK_ROUNDS) if options.quick else BenchConfig()
     result = uvloop.run(run(config, Console(stderr=True)))
     if options.json is not None:
-        _write_json(options.json, result.to_json())
+        write_json(options.json, result.to_json())
     Console(stderr=str(options.json) == "-", width=None if sys.stdout.isatty() else 150).print(result.table())
     return 0 if result.passed else 1
 
 
-def _check_writable(file: Path | None) -> None:
+def check_writable(file: Path | None) -> None:
+    """Find out before the work whether a file can be written after it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if file is None or str(file) == "-":
         return
     folder = file.absolute().parent
@@ -264,7 +269,7 @@ def _check_writable(file: Path | None) -> None:
         raise ConfigError("flag", str(file), "cannot be written; name a file that you may write")
 
 
-def _write_json(file: Path, value: Any) -> None:
+def write_json(file: Path, value: Any) -> None:
     """Write figures to a file, or to standard output for `-`.
 
     Raises:

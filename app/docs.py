@@ -1,15 +1,20 @@
-"""Writes the tables of docs/ from what the code knows: `python -m app.docs`. A test compares them."""
+"""Writes what is written from what the code knows: `python -m app.docs`. A test compares it.
+
+The tables of docs/, and the JSON schema of policy files.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import resources
 from pathlib import Path
 
 from app.settings import ENVIRONMENT_PREFIX, flat_keys
+from context.policies.document import policy_schema
 from metrics.catalogue import CATALOGUE
 
-_DOCS = Path(__file__).parent.parent / "docs"
+_ROOT = Path(__file__).parent.parent
 _LINE = re.compile(r"^(\s*)([\w]+):\s*(.*?)\s*(?:#\s*(.*))?$")
 
 
@@ -64,13 +69,22 @@ def metrics_page() -> str:
     return "\n".join(rows) + "\n"
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+def schema_page() -> str:
+    """configs/policies/schema.json."""
+    return json.dumps(policy_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+PAGES = {
+    "docs/settings.md": settings_page,
+    "docs/metrics.md": metrics_page,
+    "configs/policies/schema.json": schema_page,
+}
 
 
 def main() -> None:
     """Write every page."""
     for name, page in PAGES.items():
-        (_DOCS / name).write_text(page())
+        (_ROOT / name).write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

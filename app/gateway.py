@@ -11,24 +11,28 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+from app import estimates
 from app.asgi import BodyBudget
 from app.settings import Settings
 from context.conversations import Conversations
 from context.errors import ConfigError, EngineError, RequestError, StillframeError
+from context.images.memo import Lru
 from context.images.service import ImageService
 from context.ledger import Ledger
-from context.policies.keep import OBSERVE, STABLE
 from context.store.blobs import BlobStore
 from context.tenancy import Tenancy, Tenant, load_secret, load_token
 from engine.base import Engine
+from engine.template_check import TemplateFindings, check_template
 from metrics.encoder_log import EncoderLog
 from metrics.prometheus import GatewayMetrics
+from metrics.usage import Usage
 
 _log = logging.getLogger(__name__)
 _LAG_EVERY_SECONDS = 0.05
 # Requests leave hardly any cycles behind: looking for them at every 700 objects was a tenth of a small request.
 _COLLECT_EVERY_OBJECTS = 10_000
 _SMALL_BODY_BYTES = 64 * 1024
+_REFUSED_IMAGES = 4096
 
 
 class Gateway:
@@ -61,9 +65,15 @@ class Gateway:
         self._store = BlobStore(settings.images.store_url or str(data / "images"), settings.images.store_max_bytes)
         self._conversations: Conversations | None = None
         self.images = ImageService(settings.images.limits(), settings.fetch.limits(), self._store)
+        # Known a moment after the engine is ready; nothing until then.
+        self.template = TemplateFindings()
+        # Images that a request was refused for, with that request; app/pictures.py says why.
+        self.refused_images: Lru[bytes, bytes] = Lru(_REFUSED_IMAGES)
         self._ledger_file = data / "ledger.db"
-        self.policy = OBSERVE if settings.policy == "observe" else STABLE
+        self.policies = settings.policies()
+        self.estimators = estimates.rough(settings)
         self._give_up, self._ready = give_up, ready
+        self._told_unreported = False
         # Whether requests go to the engine with a key that their client did not choose.
         self.has_own_key = bool(settings.upstreams.api_key or settings.auth.keys)
 
@@ -79,7 +89,11 @@ class Gateway:
             stack.push_async_callback(self._stop_engine)
             tasks = [
                 asyncio.create_task(work, name=f"stillframe-{name}")
-                for name, work in (("engine", self._run_engine()), ("lag", self._watch_loop()))
+                for name, work in (
+                    ("engine", self._run_engine()),
+                    ("lag", self._watch_loop()),
+                    ("estimates", self._load_estimates()),
+                )
             ]
 
             async def cancel() -> None:
@@ -136,6 +150,16 @@ class Gateway:
                 status=429,
             )
 
+    def note_usage(self, usage: Usage) -> None:
+        """Say once that the engine does not tell what it reads from its prefix cache."""
+        if self._told_unreported or usage.prompt_tokens is None or usage.read_tokens is not None:
+            return
+        self._told_unreported = True
+        _log.warning(
+            "engine: it does not report what it reads from its prefix cache, so that nothing can be said about it; "
+            "start vLLM with --enable-prompt-tokens-details"
+        )
+
     async def _run_engine(self) -> None:
         """Start the engine and follow what it reports."""
         started = time.monotonic()
@@ -153,9 +177,16 @@ class Gateway:
             gc.freeze()
             gc.set_threshold(_COLLECT_EVERY_OBJECTS)
             self._ready(time.monotonic() - started)
+            self.template = await check_template(self.engine)
+            for words in self.template.warnings:
+                _log.warning("engine: %s", words)
         # Not before: an engine that is not started may have nothing to subscribe to.
         with suppress(EngineError):
             await self.encoder_log.follow(self.engine)
+
+    async def _load_estimates(self) -> None:
+        """Beside the start of the engine: a vocabulary takes as long to load as many requests take to serve."""
+        self.estimators = await asyncio.to_thread(estimates.load, self.settings, self.engine.info().kind)
 
     async def _stop_engine(self) -> None:
         with suppress(EngineError):

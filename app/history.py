@@ -4,7 +4,8 @@ A URL names a place, not a content. What it showed when its message was new is w
 same URL in a new message is fetched anew. Three questions are asked of an image by URL:
 
     is it history?   the picture that was seen at this very place (message and everything before it), else the latest
-                     that this tenant saw under the URL (a client may have trimmed what stood before)
+                     that this tenant saw under the URL (a client may have trimmed what stood before), else nothing
+                     where this message's was given up (app/pictures.py)
     is it new?       fetched; if that fails, the picture that was seen at this very place: the client tries again
 """
 
@@ -24,11 +25,12 @@ from context.tenancy import Tenant
 @dataclass(frozen=True, slots=True)
 class PlaceKeys:
     """Keys of one image place: `lookup` are tried before fetching, `record` get what was fetched, `fallback` are
-    tried when fetching fails."""
+    tried when fetching fails, `given_up` say that there is nothing to be had."""
 
     lookup: Sequence[str] = ()
     record: Sequence[str] = ()
     fallback: Sequence[str] = ()
+    given_up: Sequence[str] = ()
 
 
 NOWHERE = PlaceKeys()
@@ -47,18 +49,28 @@ def places(tenant: Tenant, call: ChatCall) -> Mapping[tuple[int, int], PlaceKeys
     last = max(message for message, _ in by_url)
     data: dict[int, dict[int, str]] = {}
     for image in call.images:
-        if image.source.kind == "data" and image.message <= last:
-            data.setdefault(image.message, {})[image.part] = _digest(image.source.value)
+        if image.source.kind == "data" and image.message <= last and image.error is None:
+            data.setdefault(image.message, {})[image.part] = digest_of_source(image.source.value)
     for index, message in enumerate(call.messages[: last + 1]):
-        chain.update(blake3(to_json(_light(message, data.get(index, {})))).digest())
+        said = digest_of_message(message, data.get(index, {}))
+        chain.update(said)
         so_far = chain.hexdigest()
         for image in at_message.get(index, ()):
             here = f"place-{so_far}-{image.part}"
-            url = f"url-{blake3(tenant.key + _digest(image.source.value).encode()).hexdigest()}"
+            url = f"url-{blake3(tenant.key + digest_of_source(image.source.value).encode()).hexdigest()}"
+            alone = f"said-{blake3(tenant.key + said).hexdigest()}-{image.part}"
             keys[index, image.part] = PlaceKeys(
-                lookup=(here, url) if image.history else (), record=(here, url), fallback=(here,)
+                lookup=(here, url, alone) if image.history else (),
+                record=(here, url),
+                fallback=(here,),
+                given_up=(here, alone),
             )
     return keys
+
+
+def digest_of_message(message: Mapping[str, Any], data: Mapping[int, str]) -> bytes:
+    """A digest of one message as it came. `data` holds a digest for each image by data, by part."""
+    return blake3(to_json(_light(message, data))).digest()
 
 
 def _light(message: Mapping[str, Any], data: Mapping[int, str]) -> Mapping[str, Any]:
@@ -70,5 +82,5 @@ def _light(message: Mapping[str, Any], data: Mapping[int, str]) -> Mapping[str, 
     return {**message, "content": [data.get(index, part) for index, part in enumerate(parts)]}
 
 
-def _digest(value: str | memoryview) -> str:
+def digest_of_source(value: str | memoryview) -> str:
     return blake3(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -137,7 +138,8 @@ async def state(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send
                 "max_model_tokens": info.max_model_tokens,
                 "max_images_per_prompt": info.max_images_per_prompt,
             },
-            "policy": gateway.settings.policy,
+            "template": dataclasses.asdict(gateway.template),
+            "policy": gateway.policies.default.name,
         },
     )
 

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from context.images.base import FetchLimits, ImageLimits
 from context.ledger import LedgerLimits
+from context.policies import PolicyRule
+from context.policies.choice import is_policy_path, unknown_policy
+from context.policies.document import PRESETS
+from context.tokens.families import Family
 
 
 class Section(BaseModel):
     """What every part of the settings refuses: unknown keys, and numbers that are none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _policy_name(name: str) -> str:
+    if name not in PRESETS and not is_policy_path(name):
+        raise ValueError(unknown_policy(name))
+    return name
+
+
+PolicyName = Annotated[str, AfterValidator(_policy_name)]
+
+
+class PolicyRuleSection(Section):
+    model: str | None = Field(None, min_length=1, max_length=256)
+    tenant: str | None = Field(None, min_length=1)
+    policy: PolicyName
+
+    @model_validator(mode="after")
+    def _says_for_whom(self) -> PolicyRuleSection:
+        if self.model is None and self.tenant is None:
+            raise ValueError("a rule needs a model or a tenant; for every request set policy")
+        return self
+
+    def rule(self) -> PolicyRule:
+        """This rule as the choice takes it."""
+        return PolicyRule(**self.model_dump())
 
 
 class Auth(Section):
@@ -54,6 +83,7 @@ class Images(Section):
     max_aspect_ratio: float = Field(ge=0)
     max_images_per_request: int = Field(ge=0)
     formats: tuple[Literal["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"], ...] = Field(min_length=1)
+    as_png: tuple[Literal["JPEG", "WEBP", "GIF"], ...]
     background: tuple[int, int, int]
     animated: Literal["reject", "first_frame"]
     decode_threads: int = Field(ge=1)
@@ -99,6 +129,10 @@ class Fetch(Section):
         return FetchLimits(**self.model_dump())
 
 
+class ContextSection(Section):
+    summary_timeout_seconds: float = Field(gt=0)
+
+
 class LedgerSection(Section):
     max_age_seconds: float = Field(gt=0)
     max_bytes: int = Field(ge=1024 * 1024)
@@ -107,6 +141,11 @@ class LedgerSection(Section):
     def limits(self) -> LedgerLimits:
         """These settings as the ledger takes them."""
         return LedgerLimits(**self.model_dump())
+
+
+class Estimates(Section):
+    visual_family: Literal["auto", Family]
+    image_tokens: int = Field(ge=1, le=1_000_000)
 
 
 class EngineSection(Section):

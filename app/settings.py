@@ -15,8 +15,22 @@ from typing import Any, Literal, cast
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from app.sections import Auth, EngineSection, Fetch, Images, LedgerSection, Section, Server, Upstreams
+from app.sections import (
+    Auth,
+    ContextSection,
+    EngineSection,
+    Estimates,
+    Fetch,
+    Images,
+    LedgerSection,
+    PolicyName,
+    PolicyRuleSection,
+    Section,
+    Server,
+    Upstreams,
+)
 from context.errors import ConfigError
+from context.policies import Policies
 
 ENVIRONMENT_PREFIX = "STILLFRAME_"
 DEFAULTS = "configs/default.yaml"
@@ -30,7 +44,9 @@ class Settings(Section):
     workers: int = Field(ge=1)
     model: str = Field(min_length=1)
     upstream: tuple[str, ...]
-    policy: Literal["stable", "observe"]
+    policy: PolicyName
+    policy_rules: tuple[PolicyRuleSection, ...]
+    policy_headers: tuple[PolicyName, ...]
     data_dir: str
     log_level: Literal["debug", "info", "warning", "error"]
     admin_token: str
@@ -39,6 +55,8 @@ class Settings(Section):
     images: Images
     fetch: Fetch
     ledger: LedgerSection
+    context: ContextSection
+    estimates: Estimates
     engine: EngineSection
     upstreams: Upstreams
 
@@ -66,6 +84,21 @@ class Settings(Section):
         if self.workers > 1 and not self.upstream:
             raise ValueError("workers above 1 need an upstream: the embedded engine lives in one process")
         return self
+
+    @model_validator(mode="after")
+    def _rules_name_known_tenants(self) -> Settings:
+        known = self.auth.keys
+        if known and any(rule.tenant is not None and rule.tenant not in known for rule in self.policy_rules):
+            raise ValueError(f"policy_rules name a tenant that auth.keys does not have: {', '.join(sorted(known))}")
+        return self
+
+    def policies(self) -> Policies:
+        """The policies that these settings name, loaded.
+
+        Raises:
+            ConfigError: a policy's file cannot be used.
+        """
+        return Policies.load(self.policy, [rule.rule() for rule in self.policy_rules], self.policy_headers)
 
     @property
     def data_path(self) -> Path:

@@ -32,11 +32,14 @@ class EventRelay:
         include_usage: bool,
         collect: Callable[[bytes], None] = lambda _: None,
         max_event_bytes: int = _MAX_EVENT_BYTES,
+        last_event: bytes = b"",
     ) -> None:
-        """`collect` is given every whole event as the engine sent it, before it goes on."""
+        """`collect` is given every whole event as the engine sent it, before it goes on. `last_event` goes on right
+        before the end mark, unless the stream failed."""
         self._include_usage = include_usage
         self._collect = collect
         self._max_event_bytes = max_event_bytes
+        self._last_event = last_event
         self._cut = _Events()
         self.usage: dict[str, Any] | None = None
         self.failed = False
@@ -76,6 +79,7 @@ class EventRelay:
         others, data = _fields(event)
         if data.strip() == _DONE_MARK:
             self.done = True
+            return (b"" if self.failed else self._last_event) + event + b"\n\n"
         body = _object(data)
         if body is None:
             return event + b"\n\n"

@@ -14,7 +14,7 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from app.lift import lift
-from context.errors import RequestError
+from context.errors import ImageError, RequestError
 from context.images.base import ImageSource
 from context.images.parts import parse_image_part
 from context.transcript import ImagePart
@@ -43,12 +43,14 @@ _POSITION = re.compile(r"line (\d+) column (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class FoundImage:
-    """An image part: `messages[message].content[part]`; `history` when an assistant's message follows it."""
+    """An image part: `messages[message].content[part]`; `history` when an assistant's message follows it. With `error`
+    it says nowhere where its bytes are, and `source` names the place alone."""
 
     message: int
     part: int
     source: ImageSource
     history: bool
+    error: ImageError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,13 @@ class ChatCall:
         """The client's tools; None where it sent none."""
         return self.body.get("tools")
 
-    def with_images(self, images: Mapping[tuple[int, int], ImagePart]) -> list[dict[str, Any]]:
-        """The messages with what was found out about each image in place of its part."""
+    @property
+    def model(self) -> str:
+        """The model's name; empty where neither the client nor the engine has one."""
+        return self.body.get("model") or ""
+
+    def with_images(self, images: Mapping[tuple[int, int], ImagePart | Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with what was found out about each image, or what stands for it, in place of its part."""
         messages = list(self.messages)
         for index in {message for message, _ in images}:
             content = list(messages[index]["content"])
@@ -209,12 +216,23 @@ def _find_images(messages: list[dict[str, Any]], texts: Mapping[str, memoryview]
             place = f"messages[{index}].content[{position}]"
             kind = _part_type(part, place)
             if kind in IMAGE_PARTS:
-                source = parse_image_part(part, place)
-                if isinstance(source.value, str) and source.value in texts:
-                    source = replace(source, value=texts[source.value])
-                yield FoundImage(index, position, source, index < last_reply)
+                yield _found_image(part, index, position, texts, index < last_reply)
             else:
                 content[position] = _text_part(part, kind, place)
+
+
+def _found_image(
+    part: dict[str, Any], index: int, position: int, texts: Mapping[str, memoryview], history: bool
+) -> FoundImage:
+    place = f"messages[{index}].content[{position}]"
+    try:
+        source = parse_image_part(part, place)
+    except ImageError as error:
+        # Whether it fails the request depends on where it stands.
+        return FoundImage(index, position, ImageSource("data", "", place), history, error)
+    if isinstance(source.value, str) and source.value in texts:
+        source = replace(source, value=texts[source.value])
+    return FoundImage(index, position, source, history)
 
 
 def _role(message: Any, index: int) -> str:

@@ -7,14 +7,14 @@ answer   the reply is whole: it belongs to the history from now on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
 
 from context.ledger import Found, Ledger, NewReply, NewTurn
-from context.plan import PromptPlan, SentMessage, Turn
+from context.plan import PromptPlan, SentMessage, SummaryRequest, Turn
 from context.planner import Known, continues, plan
 from context.policies.base import Policy, Request
 from context.transcript import Message, Transcript, chain_after, message_of, transcript
@@ -22,6 +22,8 @@ from context.transcript import Message, Transcript, chain_after, message_of, tra
 # Keys of a reply that come back in a history; what else an engine says of it (reasoning, annotations) mostly does not.
 _KEPT_OF_REPLY = ("content", "tool_calls", "refusal")
 _NAME_CHARS = 32
+# Given what to sum up and the conversation's name, the text; None where it could not be made.
+Summarize = Callable[[SummaryRequest, str], Awaitable[str | None]]
 _DEFAULT = Request()
 
 
@@ -29,7 +31,8 @@ _DEFAULT = Request()
 class Begun:
     """A turn that was planned.
 
-    `number` counts the turns of its branch of the conversation, from 1. `turn` is there once it was accepted.
+    `number` counts the turns of its branch of the conversation, from 1. `turn` is there once it was accepted. `before`
+    is what the turn that it goes on from had sent, until this one is accepted.
     """
 
     tenant: str
@@ -40,6 +43,7 @@ class Begun:
     parent: int | None
     policy: str
     turn: Turn | None = None
+    before: tuple[SentMessage, ...] = ()
 
 
 class Conversations:
@@ -58,6 +62,7 @@ class Conversations:
         policy: Policy,
         request: Request = _DEFAULT,
         conversation: str | None = None,
+        summarize: Summarize | None = None,
     ) -> Begun:
         """Plan a turn.
 
@@ -68,6 +73,7 @@ class Conversations:
             policy: what may be done, and how the context shrinks.
             request: what else a plan needs to know.
             conversation: the client's own name for it; by content where there is none.
+            summarize: makes a summary that the policy asks for; the plan does without where it gives none.
 
         Raises:
             RequestError: the tools cannot be used.
@@ -83,8 +89,13 @@ class Conversations:
             conversation = base.conversation if base is not None else _name(came, key)
         number = _number(known, latest, came)
         made = plan(came, tools, known, latest, policy, request, number=number)
+        if made.summary is not None and summarize is not None:
+            text = await summarize(made.summary, conversation)
+            if text is not None:
+                made = plan(came, tools, known, latest, policy, request, number=number, summary=text)
         parent = base.id if base is not None else None
-        return Begun(tenant, conversation, number, came, made, parent, policy.name)
+        before = base.sent if base is not None else ()
+        return Begun(tenant, conversation, number, came, made, parent, policy.name, before=before)
 
     async def accept(self, begun: Begun, message: Mapping[str, Any] | None = None) -> Begun:
         """Keep a turn that the engine has taken; with the engine's reply, whole, where that is there already."""

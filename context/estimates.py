@@ -1,4 +1,8 @@
-"""About how many prompt tokens a message takes, before an engine has said so. Base64 is never counted."""
+"""About how many prompt tokens a message takes, without a vocabulary: text by its bytes, images by Qwen-VL's rule.
+
+For simulations, and for a gateway's first moments; what it then goes by is `context/tokens/`. Data of images is never
+counted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ _MESSAGE_TOKENS = 4
 
 
 def message_tokens(wire: Mapping[str, Any], shape: VisualShape = QWEN2_5_VL) -> int:
-    """An estimate of a message's prompt tokens: text by its length, images by the model's own rule."""
+    """An estimate of a message's prompt tokens: text by its length, images by their size."""
     total = _MESSAGE_TOKENS
     for part in parts_of(wire):
         if isinstance(part, ImagePart):

@@ -27,8 +27,8 @@ Cause = Literal[
 
 
 # Who put a message there: the client, or the gateway, for the reason it says. `stale` is a message that the client has
-# cut from its history and that is sent until the policy shrinks it.
-Origin = Literal["client", "hoisted", "marker", "stale", "summary"]
+# cut from its history and that is sent until the policy shrinks it. `tail` is in no ledger.
+Origin = Literal["client", "hoisted", "marker", "stale", "summary", "tail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class PrefixBreak:
 @dataclass(frozen=True, slots=True)
 class Healed:
     """A lossless difference that was undone by sending what was sent before. `what` is a word such as `encoding`,
-    `key_order`, `content_form`, `arguments`, `tool_order`, `tool_keys`."""
+    `key_order`, `content_form`, `arguments`, `tools`, `frozen`, `tail`, `slot_match`; or `control_tokens`, which were
+    broken up."""
 
     what: str
     message: int
@@ -95,10 +96,12 @@ class SummaryRequest:
     Attributes:
         messages: what is to be summed up, as it was sent, with the instruction as the last one.
         max_tokens: how long it may be.
+        tools: as they are sent, for they stand in front of the messages.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     max_tokens: int
+    tools: tuple[Mapping[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

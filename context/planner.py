@@ -21,18 +21,18 @@ from blake3 import blake3
 from pydantic_core import to_json
 
 from context.alignment import heals
-from context.layout.control import neutralize_message, neutralize_value
+from context.layout.control import neutralize_value
+from context.layout.messages import lay_out
 from context.layout.tools import canonical_tools, compare_tools
-from context.plan import Healed, PrefixBreak, PromptPlan, SentMessage, Turn
+from context.plan import Healed, PrefixBreak, PromptPlan, Turn
 from context.policies.base import Policy, Request, Rules, Shaped, View
-from context.replay import Replay, common, in_order, replay_changed, replay_prefix
-from context.transcript import Message, Transcript
+from context.policies.limits import fit
+from context.replay import Replay, common, replay_changed, replay_prefix
+from context.transcript import Transcript, message_of
 
 Tools = tuple[Mapping[str, Any], ...]
 
 _NO_TOOLS_FORM = blake3(b"null").hexdigest()
-# Role and content are all that most messages have: then the text alone has to be looked at.
-_PLAIN_KEYS = 2
 _DEFAULT = Request()
 
 
@@ -86,23 +86,23 @@ def plan(
         RequestError: the tools cannot be used.
     """
     rules = policy.rules
+    if rules.slot_match is None and request.slot_match is not None:
+        rules = replace(rules, slot_match=request.slot_match)
     base, found = None, Replay([])
     if known is not None and (latest is None or continues(known, transcript)):
         base, found = known.turn, replay_prefix(known.turn, known.length)
     elif latest is not None:
-        base, found = latest, replay_changed(latest, transcript, rules, request.estimate)
-    laid_out = _sent(transcript, found.kept, rules)
+        base, found = latest, replay_changed(latest, transcript, rules)
+    laid_out = lay_out(transcript, found, rules)
     sent_tools, form, tool_break, tool_heals = _tools(tools, base, rules)
     before = base.sent if base is not None else ()
-    same = common(before, laid_out)
+    same = common(before, laid_out.sent)
     if tool_break is not None:
-        # Tools stand before every message: nothing behind them can be read, and no other break matters.
-        lost = sum(request.estimate(one.wire) for one in before)
-        found = Replay(found.kept, [replace(tool_break, lost_tokens=lost)], found.deferred)
+        # Tools stand before every message: nothing behind them can be read.
         same = 0
     view = View(
         client=transcript.messages,
-        sent=tuple(laid_out),
+        sent=laid_out.sent,
         before=before,
         state=base.state.get("policy", {}) if base is not None and base.policy == policy.name else {},
         broken_at=same if base is not None and same < len(before) else None,
@@ -111,50 +111,70 @@ def plan(
         summary=summary,
     )
     shaped = policy.shape(view)
-    breaks, reports = _breaks(found, shaped)
+    if rules.replay:
+        shaped = fit(shaped, view)
+    breaks, reports = _breaks(found, shaped, view, same, tool_break)
     return PromptPlan(
         sent=shaped.sent,
         tools=sent_tools,
         replayed=common(before, shaped.sent),
         breaks=breaks,
-        healed=(*tool_heals, *_healed(base, found.kept, transcript)) if rules.replay and base is not None else (),
+        healed=(*tool_heals, *_healed(base, found, transcript), *laid_out.healed) if rules.replay else (),
         reports=reports,
         state={"tools_form": form, "policy": dict(shaped.state)} if shaped.state else {"tools_form": form},
-        epoch=(base.epoch if base is not None else 0) + (shaped.broken is not None),
-        tail=shaped.tail,
-        summary=shaped.summary,
+        epoch=(base.epoch if base is not None else 0) + any(one.actor == "policy" for one in (*breaks, *reports)),
+        tail=(*shaped.tail, *laid_out.tail_of(shaped.sent, transcript, rules)),
+        summary=None if shaped.summary is None else replace(shaped.summary, tools=sent_tools),
     )
 
 
-def _sent(transcript: Transcript, kept: Sequence[SentMessage], rules: Rules) -> list[SentMessage]:
-    """What is sent again, and what is sent for the first time."""
-    if not rules.replay:
-        return [SentMessage(message.wire, at) for at, message in enumerate(transcript.messages)]
-    done = {one.source for one in kept}
-    fresh = [_laid_out(message, at, rules) for at, message in enumerate(transcript.messages) if at not in done]
-    return in_order(kept, fresh) if kept else fresh
+def _breaks(
+    found: Replay, shaped: Shaped, view: View, same: int, tool_break: PrefixBreak | None
+) -> tuple[tuple[PrefixBreak, ...], tuple[PrefixBreak, ...]]:
+    """The one that counts, at the place where what is sent first differs from what was sent, and the others.
+
+    Args:
+        found, shaped, view: what was replayed, and what the policy made of it.
+        same: how many messages were as before when the policy saw them.
+        tool_break: how the tools differ.
+    """
+    others = [*found.breaks, *([shaped.broken] if shaped.broken is not None else []), *found.deferred]
+    before, replayed = view.before, common(view.before, shaped.sent)
+    if tool_break is not None:
+        first, place, replayed = tool_break, -1, 0
+    elif replayed in (len(before), len(shaped.sent)):
+        # It extends what was sent, or repeats its beginning: all of it can be read.
+        return (), tuple(others)
+    else:
+        is_policy = replayed < same
+        rest = (view if is_policy else shaped).sent[replayed:]
+        place = next((one.source for one in rest if one.source is not None), len(view.client) - 1)
+        first = _responsible(found, shaped, view, place, replayed, is_policy=is_policy)
+    if first is None:
+        return (), tuple(others)
+    reports = tuple(one for one in others if one is not first)
+    lost = sum(view.request.estimate(one.wire) for one in before[replayed:])
+    if first.message != place:
+        first = replace(first, message=place, part=None, character=None)
+    return (replace(first, lost_tokens=lost),), reports
 
 
-def _breaks(found: Replay, shaped: Shaped) -> tuple[tuple[PrefixBreak, ...], tuple[PrefixBreak, ...]]:
-    """The one that counts, which is the first, and the others."""
-    all_of_them = list(found.breaks)
-    if shaped.broken is not None:
-        at = sum(one.message <= shaped.broken.message for one in all_of_them)
-        all_of_them.insert(at, shaped.broken)
-    return tuple(all_of_them[:1]), (*all_of_them[1:], *found.deferred)
-
-
-def _laid_out(message: Message, at: int, rules: Rules) -> SentMessage:
-    """A message that is sent for the first time."""
-    tokens, wire = rules.control_tokens, message.wire
-    if tokens is None:
-        return SentMessage(wire, at)
-    text = wire.get("content")
-    if len(wire) == _PLAIN_KEYS and isinstance(text, str) and not tokens.in_text(text):
-        return SentMessage(wire, at)
-    # Calls that the gateway has not seen a model write are a client's text like any other.
-    calls = message.role == "assistant"
-    return SentMessage(neutralize_message(wire, tokens, include_calls=calls)[0], at)
+def _responsible(
+    found: Replay, shaped: Shaped, view: View, place: int, replayed: int, *, is_policy: bool
+) -> PrefixBreak | None:
+    """The difference that brought about the first one in what is sent; None where the client has branched."""
+    if is_policy:
+        words = "the policy rewrote what was sent"
+        return shaped.broken or PrefixBreak("policy_eviction", "policy", place, detail=words)
+    if message_of(view.before[replayed].wire).digest == view.client[place].digest:
+        return PrefixBreak("client_edit", "client", place, detail="the message is spelled in another way")
+    in_front = [one for one in found.breaks if one.message <= place]
+    # The nearest message, and in it the first place.
+    last = max((one.message for one in in_front), default=None)
+    if found.breaks or all(message.role != "assistant" for message in view.client[place:]):
+        return next((one for one in found.breaks if last is None or one.message == last), None)
+    words = "the client went back to what had been taken out, which is sent again"
+    return PrefixBreak("client_edit", "client", place, detail=words)
 
 
 def _tools(
@@ -177,13 +197,13 @@ def _tools(
     return laid_out, form, PrefixBreak("tools_changed", "client", -1, detail=words), ()
 
 
-def _healed(base: Turn | None, kept: Sequence[SentMessage], transcript: Transcript) -> tuple[Healed, ...]:
-    """What the client now spells in another way than when it was first sent."""
+def _healed(base: Turn | None, found: Replay, transcript: Transcript) -> tuple[Healed, ...]:
+    """What the client now spells in another way than when it was first sent, and what else was undone."""
     by_digest = {message.digest: message for message in base.client} if base else {}
-    found: list[Healed] = []
-    for one in kept:
+    made: list[Healed] = []
+    for one in found.kept:
         now = transcript.messages[one.source] if one.source is not None else None
         before = by_digest.get(now.digest) if now else None
         if now is not None and before is not None and before.form != now.form:
-            found += [Healed(word, one.source or 0) for word in heals(before, now)]
-    return tuple(found)
+            made += [Healed(word, one.source or 0) for word in heals(before, now)]
+    return (*made, *found.healed)

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from context.alignment import Alignment, Difference, align
-from context.plan import PrefixBreak, SentMessage, Turn
-from context.policies.base import Estimate, Rules
+from context.alignment import align
+from context.changes import (
+    Unsent,
+    Volatile,
+    asked_now,
+    current_turn,
+    cut_messages,
+    is_outdated,
+    put_off,
+    without_parted,
+)
+from context.plan import Healed, PrefixBreak, SentMessage, Turn
+from context.policies.base import Rules
 from context.transcript import Transcript
+
+__all__ = ["Replay", "common", "current_turn", "in_order", "replay_changed", "replay_prefix"]
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What is sent again, in order, with `source` in the new transcript; where the client has changed its history; and
-    what it has cut and is sent all the same."""
+    """What of an earlier turn is sent again.
+
+    Attributes:
+        kept: it, in order, with `source` in the new transcript.
+        breaks: where the client has changed its history.
+        deferred: where it has changed it and nothing that is sent changes: what it has cut is sent all the same, or a
+            policy had taken out what it changed.
+        covered: messages of the new transcript that are not laid out anew: what was sent for them is in `kept`, or a
+            policy has taken it out.
+        revised: messages that are laid out anew with the volatile values that were sent, by index.
+        healed: differences that were undone here.
+    """
 
     kept: list[SentMessage]
     breaks: list[PrefixBreak] = field(default_factory=list[PrefixBreak])
     deferred: list[PrefixBreak] = field(default_factory=list[PrefixBreak])
+    covered: frozenset[int] = frozenset()
+    revised: Mapping[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
+    healed: tuple[Healed, ...] = ()
 
 
 def replay_prefix(turn: Turn, length: int) -> Replay:
@@ -28,31 +54,49 @@ def replay_prefix(turn: Turn, length: int) -> Replay:
         if one.source is not None and one.source >= length:
             break
         kept.append(one)
-    return Replay(kept)
+    return Replay(kept, covered=frozenset(range(length)))
 
 
-def replay_changed(latest: Turn, transcript: Transcript, rules: Rules, estimate: Estimate) -> Replay:
+def replay_changed(latest: Turn, transcript: Transcript, rules: Rules) -> Replay:
     """What was sent for the messages that mean the same as before, and a break for each difference."""
     found = align(latest.client, transcript.messages, patterns=rules.patterns, slot_match=rules.slot_match)
-    behind: dict[int, list[SentMessage]] = {}
-    source = -1
-    for one in latest.sent:
-        source = source if one.source is None else one.source
-        behind.setdefault(source, []).append(one)
-    deferred = _deferred(found) if rules.defer_client_window else {}
-    places = sorted([*found.pairs, *deferred.items()])
-    made = Replay([_moved(one, after) for before, after in places for one in behind.get(before, ())])
+    unsent = Unsent.of(latest, found, transcript)
+    volatile = Volatile.of(found.differences, transcript, unsent.behind, rules)
+    cut = cut_messages(latest, found, transcript, unsent, rules)
+    places: dict[int, int | None] = {**dict(found.pairs), **volatile.whole, **cut}
+    # What stands in front of every message, and what stands for messages that are not sent.
+    for first in (-1, *unsent.summaries):
+        places.setdefault(first, None)
+    moved = {old: [_moved(one, places[old]) for one in unsent.behind.get(old, ())] for old in sorted(places)}
+    kept = without_parted([one for ones in moved.values() for one in ones])
+    cut = {old: new for old, new in cut.items() if not moved[old] or any(one is moved[old][0] for one in kept)}
+    hoisted = {image.ref.image_id for one in kept if one.origin == "hoisted" for image in one.images}
+    asked = asked_now(transcript.messages)
+    kept = [
+        one
+        for one in kept
+        if one.source not in asked or not is_outdated(one, transcript.messages[one.source or 0], rules, hoisted)
+    ]
+    breaks: list[PrefixBreak] = []
+    deferred: list[PrefixBreak] = []
     for difference in found.differences:
-        is_deferred = difference.before is not None and difference.before in deferred
-        first = difference.before if difference.before is not None else difference.at
-        counts = not is_deferred and not made.breaks
-        lost = sum(estimate(one.wire) for at, ones in behind.items() if at >= first for one in ones) if counts else 0
+        if volatile.undoes(difference):
+            continue
+        why = put_off(difference, unsent, cut)
+        # Of a message that is sent with older values it would be the place of the first of those.
+        character = None if difference.after in volatile.revised else difference.character
         broken = PrefixBreak(
-            *(difference.cause, "client", difference.at, difference.part, difference.character, lost),
-            detail=f"{difference.detail}; put off until the policy shrinks" if is_deferred else difference.detail,
+            *(difference.cause, "client", difference.at, difference.part, character),
+            detail=difference.detail + (why or ""),
         )
-        (made.deferred if is_deferred else made.breaks).append(broken)
-    return made
+        (breaks if why is None else deferred).append(broken)
+    covered = {new for old, new in places.items() if old in unsent.silent and new is not None}
+    covered |= {one.after for one in found.differences if one.before in unsent.silent and one.after is not None}
+    covered |= {one.source for one in kept if one.source is not None}
+    word = "frozen" if rules.volatile == "freeze" else "tail"
+    healed = [Healed(word, new) for new in sorted({*volatile.whole.values(), *volatile.revised})]
+    healed += [Healed("slot_match", one.after[0]) for one in found.matched_images]
+    return Replay(kept, breaks, deferred, frozenset(covered), volatile.revised, tuple(healed))
 
 
 def in_order(kept: Sequence[SentMessage], fresh: Sequence[SentMessage]) -> list[SentMessage]:
@@ -74,24 +118,6 @@ def common(before: Sequence[SentMessage], now: Sequence[SentMessage]) -> int:
             break
         count += 1
     return count
-
-
-def _deferred(found: Alignment) -> dict[int, int | None]:
-    """Old messages from which the client has only cut, to their new index; None for those that it has cut whole."""
-    cut: dict[int, int | None] = {}
-    other: set[int] = set()
-    for difference in found.differences:
-        if difference.before is None:
-            continue
-        if _is_cut(difference):
-            cut[difference.before] = difference.after
-        else:
-            other.add(difference.before)
-    return {before: after for before, after in cut.items() if before not in other}
-
-
-def _is_cut(difference: Difference) -> bool:
-    return difference.cause == "client_window" and difference.kind in ("changed", "removed")
 
 
 def _moved(one: SentMessage, after: int | None) -> SentMessage:

@@ -49,7 +49,8 @@ class ImageLimits:
     """Bounds of decoding. All are settings (`images.*`).
 
     `min_side` (pixels) and `max_aspect_ratio` (longer side over shorter, 0 for no bound) are for models that cannot
-    take tiny or very long images; such an image is refused as `image_dimensions`.
+    take tiny or very long images; such an image is refused as `image_dimensions`. Formats in `as_png` are never sent as
+    they are; what was pinned before stays.
     """
 
     max_image_bytes: int = 20 * 1024 * 1024
@@ -59,6 +60,7 @@ class ImageLimits:
     max_aspect_ratio: float = 0.0
     max_images_per_request: int = 256
     formats: tuple[str, ...] = ("PNG", "JPEG", "WEBP", "GIF")
+    as_png: tuple[str, ...] = ()
     background: tuple[int, int, int] = (255, 255, 255)
     animated: Literal["reject", "first_frame"] = "reject"
     decode_threads: int = 2
@@ -79,6 +81,10 @@ class FetchLimits:
     max_concurrent: int = 16
     allow_private: tuple[str, ...] = field(default=())
     user_agent: str = "stillframe"
+
+
+# Stands for an image that was given up at a place: nothing, now and later.
+NO_IMAGE = ImageRef("", 0, 0, "", 0)
 
 
 def placed(error: ImageError, place: str) -> ImageError:

@@ -111,7 +111,7 @@ def _canonicalize(data: bytes, header: Header, limits: ImageLimits) -> Canonical
         levels.append(strip.convert("L").reduce(factors).tobytes())
     thumbnail = Thumbnail(-(-picture.width // factors[0]), -(-picture.height // factors[1]), b"".join(levels))
     pinned, media_type = data, header.media_type
-    if picture.rewrite:
+    if picture.rewrite or header.format in limits.as_png:
         rows = (strip.tobytes() for strip in picture.strips(1))
         pinned, media_type = write_png(picture.width, picture.height, rows), "image/png"
     return Canonical(digest.hexdigest(), picture.width, picture.height, media_type, pinned, thumbnail)

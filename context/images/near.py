@@ -1,4 +1,7 @@
-"""Perceptual hashes, for a report. They never decide anything: near is not same."""
+"""Perceptual hashes, for a report, and for a policy that lets one image stand for another in its slot.
+
+They never decide what an image is: near is not same.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +84,15 @@ class NearDuplicates:
                 low = found.low_information or other.low_information
                 pairs.append(NearDuplicate(image_id, other_id, int(distances[offset]), low))
         return sorted(pairs, key=lambda pair: pair.distance)
+
+    def are_alike(self, tenant: str, first: str, second: str, distance: int) -> bool:
+        """Whether the hashes of two images differ in at most `distance` of 64 bits; not where one is not hashed yet, or
+        so featureless that its hash says nothing."""
+        prints = self._tenants.get(tenant) or {}
+        one, two = prints.get(first), prints.get(second)
+        if one is None or two is None or one.low_information or two.low_information:
+            return False
+        return (one.bits ^ two.bits).bit_count() <= distance
 
     async def settle(self) -> None:
         """Wait until everything that was queued is hashed."""

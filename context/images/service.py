@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractResolver
 from blake3 import blake3
 
 from context.errors import ConfigError, ImageError
-from context.images.base import INLINE_BYTES, FetchLimits, ImageLimits, ImageRef, ImageSource, placed
+from context.images.base import INLINE_BYTES, NO_IMAGE, FetchLimits, ImageLimits, ImageRef, ImageSource, placed
 from context.images.dataurl import decode_image_text
 from context.images.decode import Canonical, canonicalize
 from context.images.fetch import ImageFetcher
@@ -92,6 +92,7 @@ class ImageService:
         lookup: Sequence[str] = (),
         record: Sequence[str] = (),
         fallback: Sequence[str] = (),
+        is_history: bool = False,
     ) -> ImageRef:
         """The identity of an image part.
 
@@ -106,18 +107,27 @@ class ImageService:
             record: keys under which the result is recorded. A fetch replaces what they held; a found snapshot only
                 fills those that are not recorded yet.
             fallback: keys tried when the fetch or what it brought is refused.
+            is_history: the image stands in history, where it may have been given up. A URL's keys say so by themselves.
 
         Raises:
-            ImageError: the image is refused; `param` is `source.place`.
+            ImageError: the image is refused, or was given up (`image_given_up`); `param` is `source.place`.
             RequestError: 429 `image_queue_full`, too many images wait to be fetched or decoded.
         """
         try:
             if source.kind == "data":
-                return await self._resolve_text(source.value, tenant)
+                return await self._resolve_text(source.value, tenant, is_history)
             assert isinstance(source.value, str)
             return await self._resolve_url(source.value, tenant, lookup, record, fallback)
         except ImageError as error:
             raise placed(error, source.place) from error
+
+    async def give_up(self, source: ImageSource, *, tenant: str, record: Sequence[str] = ()) -> None:
+        """Refuse an image in history from now on, also when it could be had again: data wherever it stands in
+        history, a URL where one of the keys is looked up."""
+        keys = record
+        if source.kind == "data":
+            keys = (_given_up_key(await self._text_digest(source.value, tenant)),)
+        await self._snapshots.record(tenant, keys, NO_IMAGE, replace=True)
 
     async def payload(self, ref: ImageRef, *, tenant: str) -> bytes:
         """The pinned bytes as an ASCII data URL.
@@ -135,6 +145,25 @@ class ImageService:
     def near_duplicates(self, tenant: str) -> list[NearDuplicate]:
         """Pairs of the tenant's images that look alike. A report only; such images are never merged."""
         return self._near.report(tenant)
+
+    def slot_match(self, tenant: str, distance: int) -> Callable[[ImageRef, ImageRef], bool]:
+        """Whether an image of the tenant may stand for another one.
+
+        It may where both are equally large and their perceptual hashes differ in at most `distance` of 64 bits. An
+        image that is not hashed yet may not.
+        """
+
+        def match(old: ImageRef, new: ImageRef) -> bool:
+            same_size = (old.width, old.height) == (new.width, new.height)
+            return same_size and self._near.are_alike(tenant, old.image_id, new.image_id, distance)
+
+        return match
+
+    async def hashed(self, timeout_seconds: float) -> None:
+        """Wait until what came so far is hashed, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._near.settle()
 
     def stats(self) -> ImageStats:
         """A copy of the counts since the start."""
@@ -159,14 +188,19 @@ class ImageService:
             )
         closer.shutdown()
 
-    async def _resolve_text(self, text: str | memoryview, tenant: str) -> ImageRef:
+    async def _text_digest(self, text: str | memoryview, tenant: str) -> bytes:
         if len(text) <= INLINE_BYTES:
-            digest = _text_digest(tenant, text)
-        else:
-            digest = await self._run(self._helper, _text_digest, tenant, text)
+            return _text_digest(tenant, text)
+        return await self._run(self._helper, _text_digest, tenant, text)
+
+    async def _resolve_text(self, text: str | memoryview, tenant: str, is_history: bool) -> ImageRef:
+        digest = await self._text_digest(text, tenant)
         if ref := await self._known(self._wire, digest, tenant):
             self._stats.wire_hits += 1
             return ref
+        # What this process could read was not given up in it; limits may have been others before it started.
+        if is_history and await self._snapshots.find(tenant, (_given_up_key(digest),)) is not None:
+            raise _given_up()
         return await self._flights.run(("wire", digest), lambda: self._first_sight(digest, text, tenant))
 
     async def _first_sight(self, digest: bytes, text: str | memoryview, tenant: str) -> ImageRef:
@@ -180,6 +214,8 @@ class ImageService:
         self, url: str, tenant: str, lookup: Sequence[str], record: Sequence[str], fallback: Sequence[str]
     ) -> ImageRef:
         known = await self._snapshots.find(tenant, lookup)
+        if known == NO_IMAGE:
+            raise _given_up()
         if known is not None and await self._pins.keep(known, tenant):
             self._stats.snapshot_hits += 1
             await self._snapshots.record(tenant, record, known, replace=False)
@@ -188,6 +224,8 @@ class ImageService:
             ref = await self._flights.run(("url", tenant, url, *record), lambda: self._fetch(url, tenant))
         except ImageError:
             ref = await self._snapshots.find(tenant, fallback)
+            if ref == NO_IMAGE:
+                raise
             if ref is None or not await self._pins.keep(ref, tenant):
                 # Its bytes are gone everywhere, but the engine may hold what it was sent.
                 ref = known or ref
@@ -259,6 +297,14 @@ def _text_digest(tenant: str, text: str | memoryview) -> bytes:
         # surrogatepass: any string that JSON can carry has a digest; the decoder refuses it later.
         digest.update(text[start : start + _HASH_CHARS].encode("utf-8", "surrogatepass"))
     return digest.digest()
+
+
+def _given_up_key(digest: bytes) -> str:
+    return f"text-{digest.hex()}"
+
+
+def _given_up() -> ImageError:
+    return ImageError("The image could not be used before. Send it in a new message.", code="image_given_up")
 
 
 def _bytes_digest(tenant: str, data: bytes) -> bytes:

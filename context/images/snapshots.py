@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from blake3 import blake3
 
-from context.images.base import ImageRef
+from context.images.base import NO_IMAGE, ImageRef
 from context.images.memo import Lru
 from context.store.blobs import BlobStore, StoreError
 
@@ -22,6 +22,8 @@ _IMAGE_ID = re.compile(r"[0-9a-f]{64}")
 
 class Snapshots:
     """`ImageRef` by tenant and opaque key: bounded in memory, durable as small JSON blobs.
+
+    `NO_IMAGE` is recorded like any other: what was given up stays so.
 
     Args:
         store: where they last.
@@ -100,6 +102,8 @@ def _ref_of_json(blob: bytes) -> ImageRef | None:
         ref = ImageRef(**fields)
     except (ValueError, TypeError):
         return None
+    if ref == NO_IMAGE:
+        return NO_IMAGE
     numbers = (ref.width, ref.height, ref.size_bytes)
     whole = _IMAGE_ID.fullmatch(ref.image_id) and all(type(number) is int and number > 0 for number in numbers)
     return ref if whole else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal
 
 from context.images.base import ImageRef
@@ -48,9 +48,51 @@ def lay_out_tool_images(
             if is_result:
                 payload += [part for image in one.images for part in (_text(marker(image.ref)), image)]
         if payload:
-            laid_out.append(SentMessage({"role": "user", "content": payload}, None))
+            laid_out.append(SentMessage({"role": "user", "content": payload}, None, "hoisted"))
         done = group.stop
     return (*laid_out, *sent[done:])
+
+
+def hoist(
+    sent: Sequence[SentMessage], client: Sequence[Mapping[str, Any]], fresh: Container[int]
+) -> tuple[list[SentMessage], tuple[ImagePart, ...]]:
+    """`lay_out_tool_images` for messages of which some were sent before. Nothing is mutated.
+
+    A group that has a fresh message gets its images in one user message behind it, in place of the one that it had. A
+    group that is still open gets none: a result that comes later would stand behind it.
+
+    Args:
+        sent: what is sent, in order.
+        client: the client's messages.
+        fresh: indices in `client` of those that are sent for the first time.
+
+    Returns:
+        What is sent, and the images of open groups, which stand nowhere in it.
+    """
+    laid_out: list[SentMessage] = []
+    waiting: list[ImagePart] = []
+    done = 0
+    for group in tool_groups([one.wire for one in sent]):
+        ours = sent[group.start : group.stop]
+        if not any(one.source in fresh for one in ours if one.source is not None):
+            continue
+        images: list[ImagePart] = []
+        laid_out += sent[done : group.start]
+        for one in ours:
+            mine: list[ImagePart] = []
+            if one.source is not None and one.wire["role"] in _TOOL_ROLES and (one.source in fresh or not one.images):
+                mine = [part for part in parts_of(client[one.source]) if isinstance(part, ImagePart)]
+            laid_out.append(SentMessage(_with_markers(one.wire), one.source) if mine else one)
+            images += mine
+        done = group.stop
+        while done < len(sent) and sent[done].origin == "hoisted":
+            done += 1
+        if group.is_open:
+            waiting += images
+        elif images:
+            payload = [part for image in images for part in (_text(marker(image.ref)), image)]
+            laid_out.append(SentMessage({"role": "user", "content": payload}, None, "hoisted"))
+    return [*laid_out, *sent[done:]], tuple(waiting)
 
 
 def images_in_system(wires: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, int], ...]:

@@ -31,9 +31,12 @@ class Rules:
         canonical_tools: send tools in one order and spelling.
         control_tokens: tokens that no text may hold; None leaves texts as they are.
         patterns: what counts as volatile text.
-        volatile: what to do with it.
+        volatile: what to do with it: only say where it broke the prefix (`report`), keep the values that were sent
+            (`freeze`), or give today's values at the tail, with a stable phrase in their place (`tail`).
+        volatile_roles: of which messages `tail` takes the values out. In others, those that were sent stay.
         tool_images: where images of tool results go.
-        slot_match: whether an image may stand for another one that was sent in the same slot; None for never.
+        slot_match: whether an image may stand for another one that was sent in the same slot; None leaves
+            it to the request.
         defer_client_window: go on sending what the client has cut from its history, until the policy shrinks it.
     """
 
@@ -42,6 +45,7 @@ class Rules:
     control_tokens: ControlTokens | None = DEFAULT_TOKENS
     patterns: Patterns = BUILTIN
     volatile: VolatileText = "report"
+    volatile_roles: frozenset[str] = frozenset(("system", "developer"))
     tool_images: ToolImages = "pass"
     slot_match: SlotMatch | None = None
     defer_client_window: bool = False
@@ -63,11 +67,13 @@ class Request:
         limits: the engine's.
         pins: ids of images that stay, by the client's wish.
         estimate: prompt tokens of a message as it is sent.
+        slot_match: stands in for the rules' own, for what may match depends on whose images they are.
     """
 
     limits: Limits = field(default_factory=Limits)
     pins: frozenset[str] = frozenset()
     estimate: Estimate = message_tokens
+    slot_match: SlotMatch | None = None
 
 
 @dataclass(frozen=True, slots=True)

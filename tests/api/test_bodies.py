@@ -37,6 +37,7 @@ _MESSAGES = '"messages": [{"role": "user", "content": "a"}]'
         (b"{}{}", "line 1, column 3"),
     ],
 )
+@pytest.mark.case("MC-071")
 async def test_invalid_json_says_where(rig: Rig, raw: bytes, where: str) -> None:
     answer = await rig.chat(raw)
     assert (answer.status, answer.error["code"], answer.error["type"]) == (400, "invalid_json", "invalid_request_error")
@@ -138,6 +139,7 @@ async def test_no_bytes_give_a_failure_of_ours(strict: Rig, raw: bytes) -> None:
     assert (await strict.chat(raw)).status == 400
 
 
+@pytest.mark.case("MC-075", "MC-076")
 async def test_declared_and_undeclared_size(tmp_path: Path) -> None:
     limits = {"SERVER__MAX_BODY_BYTES": "2000", "SERVER__INFLIGHT_BODY_BYTES": "2000"}
     async with running(tmp_path, environment=limits) as rig:

@@ -112,6 +112,7 @@ async def test_tools(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}, "absent"])
+@pytest.mark.case("MC-089", "MC-090")
 async def test_usage_is_stripped_unless_asked_for(rig: Rig, options: Any) -> None:
     extra: dict[str, Any] = {} if options == "absent" else {"stream_options": options}
     plain = (await rig.chat(ask("a", stream=True, seed=1, **extra))).events

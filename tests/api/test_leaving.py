@@ -27,6 +27,7 @@ async def _starts(rig: Rig) -> None:
     await until(lambda: rig.engine.app.open_requests > 0)
 
 
+@pytest.mark.case("MC-093")
 async def test_in_the_middle_of_a_stream(tmp_path: Path) -> None:
     async with running(tmp_path, WatchedEngine(SLOW)) as rig:
         async with _open(rig, ask("a", stream=True, max_tokens=10_000)) as reply:

@@ -43,6 +43,7 @@ async def test_tokens_sum_to_what_the_engine_counted(rig: Rig) -> None:
     assert await rig.metric("stillframe_encoder_images_total", event="run") == 1
 
 
+@pytest.mark.case("MC-086")
 async def test_what_is_not_reported_is_counted_as_such(tmp_path: Path) -> None:
     async with running(tmp_path, WatchedEngine(FakeConfig(reports_cache=False))) as rig:
         for stream in (False, True):

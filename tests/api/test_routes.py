@@ -182,7 +182,8 @@ async def test_a_query_and_an_escaped_path_go_on_as_they_came(tmp_path: Path) ->
 
     async with running(tmp_path, Seeing()) as rig:
         await rig.get("/engine/a%3fb/%0d%0aX:%20y?q=%26&r", ADMIN)
-    assert seen[-1] == ("/a%3fb/%0d%0aX:%20y?q=%26&r", b"")
+    # The gateway itself asks for tokens when the engine is ready.
+    assert [one for one in seen if one[0] != "/tokenize"] == [("/a%3fb/%0d%0aX:%20y?q=%26&r", b"")]
 
 
 async def test_engine_stream_that_breaks_is_left_unfinished(tmp_path: Path) -> None:

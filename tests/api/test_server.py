@@ -224,6 +224,7 @@ async def test_expect_continue(served: tuple[Rig, str, int]) -> None:
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.case("MC-076")
 async def test_too_large_is_answered_while_the_client_still_sends(served: tuple[Rig, str, int], framing: str) -> None:
     rig, _, port = served
     wire = await Wire.open(port)
@@ -248,6 +249,7 @@ async def test_too_large_is_answered_while_the_client_still_sends(served: tuple[
 
 @pytest.mark.parametrize("how", ["hang_up", "reset"])
 @pytest.mark.parametrize("moment", ["head", "half a body", "body", "first byte"])
+@pytest.mark.case("MC-093")
 async def test_a_client_that_leaves(served: tuple[Rig, str, int], how: str, moment: str) -> None:
     rig, _, port = served
     wire = await Wire.open(port)

@@ -69,6 +69,7 @@ class EngineSuite:
         assert [event["choices"][0]["finish_reason"] for event in events][-1] == "length"
         assert not any("usage" in event and event["usage"] for event in events)
 
+    @pytest.mark.case("MC-092")
     async def test_usage_is_the_same_in_both_modes(self, engine: Engine, case: EngineCase, name: str) -> None:
         messages = [user(words(60), Picture(name))]
         first = await ask(engine, case, messages, salt=f"{name}-1")
@@ -138,6 +139,7 @@ class EngineSuite:
         pytest.fail("no prompt had a whole number of blocks")
 
     @pytest.mark.usefixtures("cold")
+    @pytest.mark.case("MC-025")
     async def test_appending_reads_the_old_prefix(self, engine: Engine, case: EngineCase, name: str) -> None:
         messages = [user(words(80), Picture(name))]
         turn = [*messages, {"role": "assistant", "content": "x"}]

@@ -17,7 +17,7 @@ from app.server import bind, check_disk
 from app.settings import load
 from context.errors import ConfigError
 
-COMMANDS = ("serve", "demo", "experiment", "bench")
+COMMANDS = ("serve", "demo", "experiment", "replay", "bench")
 UPSTREAM = ("--upstream", "http://127.0.0.1:9/v1")
 
 
@@ -66,6 +66,12 @@ def test_serve_help_names_every_flag(tmp_path: Path) -> None:
         (("serve", "--port", "70000"), "flag --port: port: "),
         (("serve", "--workers", "2"), "flag --workers: workers: "),
         (("serve", "--policy", "other"), "flag --policy: policy: "),
+        (("serve", "--policy", "/nowhere/x.yaml", *UPSTREAM), "/nowhere/x.yaml: cannot be read"),
+        (("policy",), "ACTION"),
+        (("policy", "check"), "FILE|NAME"),
+        (("policy", "check", "other"), "there is no policy 'other'; take one of observe, stable, sliding"),
+        (("policy", "check", "stable", "--steps", "0"), "flag: --steps: takes a number from 1 to 500"),
+        (("policy", "list", "--json", "/nowhere/x.json"), "flag: /nowhere/x.json: cannot be written"),
         (("serve", "--config", "/nowhere/x.yaml"), "/nowhere/x.yaml: cannot be read"),
         (("serve", "--upstream", "nonsense"), "flag --upstream: upstream: "),
         (("serve", "--host", "999.1.1.1", *UPSTREAM), "choose others with --host and --port"),

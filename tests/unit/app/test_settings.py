@@ -94,7 +94,12 @@ _WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("port", "x", "integer"),
     ("workers", 0, "greater than or equal to 1"),
     ("host", "", "at least 1"),
-    ("policy", "other", "'stable'"),
+    ("policy", "other", "one of observe, stable, sliding"),
+    ("policy_rules", [{"policy": "stable"}], "needs a model or a tenant"),
+    ("policy_rules", [{"model": "a*", "policy": "other"}], "one of observe"),
+    ("policy_rules", [{"model": "a*"}], "required"),
+    ("policy_rules", [{"model": "a*", "policy": "stable", "when": 1}], "not permitted"),
+    ("policy_headers", ["stable", "other"], "one of observe"),
     ("log_level", "loud", "'debug'"),
     ("upstream", ["ftp://a"], "http://127.0.0.1:8001/v1"),
     ("upstream", "nonsense", "http://127.0.0.1:8001/v1"),
@@ -246,7 +251,8 @@ def test_settings_cannot_be_changed(tmp_path: Path) -> None:
 
 
 def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
-    settings = _load(tmp_path, "upstreams: {accepts_uuid: false}\nauth: {keys: {a: k}}", {"UPSTREAM": "http://a"})
+    text = "upstreams: {accepts_uuid: false}\nauth: {keys: {a: k}}\npolicy_rules: [{tenant: a, policy: batched}]"
+    settings = _load(tmp_path, text, {"UPSTREAM": "http://a"})
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
 
 

@@ -33,9 +33,9 @@ async def _chunks(chunks: Sequence[bytes], error: Exception | None = None) -> As
 
 
 async def _relayed(
-    chunks: Sequence[bytes], *, include_usage: bool = False, error: Exception | None = None
+    chunks: Sequence[bytes], *, include_usage: bool = False, error: Exception | None = None, last_event: bytes = b""
 ) -> tuple[bytes, EventRelay]:
-    relay = EventRelay(include_usage=include_usage)
+    relay = EventRelay(include_usage=include_usage, last_event=last_event)
     return b"".join([chunk async for chunk in relay.relay(_chunks(chunks, error))]), relay
 
 
@@ -236,3 +236,19 @@ async def test_a_long_event_in_small_chunks_costs_no_more_than_its_length() -> N
     assert relay._cut._rest is waiting, "it was copied"  # pyright: ignore[reportPrivateUsage]
     # Each byte is put in, looked at and taken out.
     assert len(event) <= waiting.touched < 5 * len(data)
+
+
+@pytest.mark.parametrize("places", [[], [len(STREAM) - len(DONE)], [len(STREAM) - 5], list(range(len(STREAM)))])
+async def test_a_last_event_goes_right_before_the_end_mark(places: list[int]) -> None:
+    last = _event(choices=[], more=1)
+    out, relay = await _relayed(_cut(STREAM, places), include_usage=True, last_event=last)
+    assert out == STREAM.removesuffix(DONE) + last + DONE
+    assert relay.done
+
+
+@pytest.mark.parametrize("rest", [[], [_event(error={"message": "no"}), DONE]])
+async def test_a_stream_that_failed_has_no_last_event(rest: list[bytes]) -> None:
+    out, relay = await _relayed([CONTENT, *rest], last_event=_event(more=1))
+    assert relay.failed
+    assert b"more" not in out
+    assert out.endswith(DONE)

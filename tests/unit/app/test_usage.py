@@ -22,6 +22,7 @@ def test_vllm_figures() -> None:
     assert read_usage(usage) == Usage(100, 5, 64, 32, 4, False, 40)
 
 
+@pytest.mark.case("MC-088")
 def test_write_is_derived_when_it_is_not_reported() -> None:
     assert read_usage(_usage(100, 64)) == Usage(100, None, 64, 36, 0, True)
 

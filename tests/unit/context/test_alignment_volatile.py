@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from context.alignment import Alignment, align
 from context.images.base import ImageRef
 from context.layout.patterns import Patterns, compile_patterns
@@ -106,6 +108,7 @@ def test_time_in_the_system_prompt_is_volatile() -> None:
     assert at_time(0)[found.character :].startswith("2026-04-12T")
 
 
+@pytest.mark.case("MC-022")
 def test_time_expanded_in_all_messages_is_volatile_in_each() -> None:
     """MC-022: {{time}} is expanded again in the whole history."""
 

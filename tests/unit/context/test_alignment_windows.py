@@ -35,6 +35,7 @@ PLACEHOLDERS = (
 
 
 @pytest.mark.parametrize("placeholder", PLACEHOLDERS)
+@pytest.mark.case("MC-004")
 def test_a_placeholder_in_an_images_place_is_a_window(placeholder: str) -> None:
     """MC-004, MC-023: a pasted image comes as a text pointer in the next request, in a part or in one string."""
     old = [system("s"), user("Look at this", image("shot"))]
@@ -62,6 +63,7 @@ def test_an_edit_next_to_a_placeholder_stays_an_edit() -> None:
 
 @pytest.mark.parametrize("placeholder", [None, "[screenshot removed]"])
 @pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.case("MC-002", "MC-008")
 def test_keep_last_images_slides_as_a_window(placeholder: str | None, keep: int) -> None:
     """MC-002, MC-008, T1: the oldest screenshot goes each step, by deletion or for a placeholder."""
 
@@ -135,6 +137,7 @@ def test_a_tool_group_that_goes_with_its_screenshot_is_one_window() -> None:
     assert brief(found) == [("removed", "client_window", 6, None, None)] * 2
 
 
+@pytest.mark.case("MC-001")
 def test_media_that_slide_inside_one_message() -> None:
     """MC-001: the window slides in the first user message; only there the prefix ends."""
     media = [image(f"v{index}") for index in range(7)]
@@ -145,6 +148,7 @@ def test_media_that_slide_inside_one_message() -> None:
     assert (sliding.first.cause, sliding.first.at, sliding.first.part) == ("client_window", 0, 1)
 
 
+@pytest.mark.case("MC-006")
 def test_an_image_behind_a_text_history_changes_nothing_before_it() -> None:
     """MC-006: strings against part lists, and an image in the newest message."""
     old = [system("s"), *(message for turn in range(10) for message in (user(f"q{turn}"), reply(f"a{turn}")))]
@@ -152,6 +156,7 @@ def test_an_image_behind_a_text_history_changes_nothing_before_it() -> None:
     assert align(old, [*parts, user("Look", image("new"))]) == Alignment(tuple((i, i) for i in range(21)))
 
 
+@pytest.mark.case("MC-005")
 def test_screenshots_that_are_scaled_anew_are_other_images() -> None:
     """MC-005: the report names the first message that changed."""
     old = agent(5)

@@ -41,6 +41,7 @@ def special_ids(tokenizer: Tokenizer, text: str) -> set[int]:
     return added.keys() & set(ids)
 
 
+@pytest.mark.case("MC-070")
 def test_forged_placeholders_stay_text(tokenizer: Tokenizer) -> None:
     """MC-070."""
     assert len(special_ids(tokenizer, FORGED)) == 3
@@ -94,6 +95,7 @@ def test_no_tokens_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("role", ["system", "user", "tool", "assistant"])
+@pytest.mark.case("MC-070")
 def test_messages_of_all_roles_are_read(role: str) -> None:
     wire = {"role": role, "content": [{"type": "text", "text": "ok"}, CAT, {"type": "text", "text": FORGED}]}
     made, changed = neutralize_message(wire)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def wires(sent: tuple[SentMessage, ...]) -> list[Any]:
     return [one.wire for one in sent]
 
 
+@pytest.mark.case("MC-061")
 def test_payloads_stand_behind_the_whole_group_under_their_markers() -> None:
     """MC-061."""
     messages = [USER, call("a", "b"), result("a", text("before"), CAT, text("after")), result("b", DOG), USER]

@@ -66,6 +66,7 @@ def shuffled(value: Any, rng: random.Random) -> Any:
 
 
 @given(TOOLS, st.randoms(use_true_random=False))
+@pytest.mark.case("MC-014", "MC-016")
 def test_no_order_of_tools_or_keys_shows(tools: list[Any], rng: random.Random) -> None:
     other = shuffled(tools, rng)
     rng.shuffle(other)
@@ -82,6 +83,7 @@ def test_a_second_run_changes_nothing_and_the_input_is_left_alone(tools: list[An
     assert to_json(tools) == to_json(before)
 
 
+@pytest.mark.case("MC-011", "MC-014")
 def test_tools_that_restarted_in_another_order_are_sorted() -> None:
     """MC-011 and MC-014."""
     assert names([tool("b"), tool("a"), tool("c")]) == ["a", "b", "c"]
@@ -143,12 +145,14 @@ def test_tools_of_other_types_stand_behind_by_type() -> None:
         ([{"function": {"name": ""}}], "invalid_tool", "tools[0].function.name"),
     ],
 )
+@pytest.mark.case("MC-014")
 def test_what_no_engine_could_call_is_refused(tools: list[Any], code: str, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         canonical_tools(tools)
     assert (caught.value.code, caught.value.param, caught.value.status) == (code, param, 400)
 
 
+@pytest.mark.case("MC-023")
 def test_a_changed_set_of_tools_is_named() -> None:
     """MC-023."""
     before = [tool("click"), tool("scroll_down"), tool("type")]

@@ -96,11 +96,13 @@ def values(text: str, patterns: Patterns | None = None) -> list[tuple[str, str]]
 
 
 @pytest.mark.parametrize(("text", "value", "kind"), VOLATILE)
+@pytest.mark.case("MC-009", "MC-010", "MC-011", "MC-012", "MC-013", "MC-022")
 def test_the_whole_value_is_found(text: str, value: str, kind: str) -> None:
     assert values(text) == ([(value, kind)])
 
 
 @pytest.mark.parametrize("text", STABLE)
+@pytest.mark.case("MC-010")
 def test_what_stays_for_a_day_is_left_alone(text: str) -> None:
     assert values(text) == []
 

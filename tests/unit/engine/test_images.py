@@ -87,6 +87,7 @@ async def test_bytes_are_segments_of_their_own() -> None:
     assert rendered.size_bytes == len(b"".join(rendered.segments))
 
 
+@pytest.mark.case("MC-019")
 async def test_keys_have_one_order() -> None:
     body: dict[str, Any] = {"zeta": 1, "messages": [], "tools": [{"b": 1, "a": 2}], "alpha": 2, "model": "m"}
     written = b"".join((await render(body, accepts_uuid=True)).segments)

@@ -28,6 +28,7 @@ from context.visual_tokens import (
         (2000, 10, (812, 28), 29),
     ],
 )
+@pytest.mark.case("MC-081")
 def test_sizes(width: int, height: int, scaled: tuple[int, int], tokens: int) -> None:
     assert scaled_size(width, height, QWEN2_VL) == scaled
     assert visual_tokens(width, height, QWEN2_VL) == tokens

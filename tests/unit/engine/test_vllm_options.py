@@ -35,6 +35,7 @@ def test_every_kind_of_value() -> None:
     assert "--seed" not in given
 
 
+@pytest.mark.case("MC-086")
 def test_what_the_gateway_needs_is_on() -> None:
     given = words()
     assert "--enable-prompt-tokens-details" in given

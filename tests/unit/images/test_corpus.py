@@ -46,6 +46,7 @@ def test_default_limits_are_those_of_the_manifest() -> None:
 
 
 @pytest.mark.parametrize("group", SAME)
+@pytest.mark.case("MC-026", "MC-038", "MC-039")
 async def test_files_of_a_group_share_an_id(service: ImageService, group: str) -> None:
     refs = [await service.resolve(data_source(read(name)), tenant="t") for name in SAME[group]]
     assert len({ref.image_id for ref in refs}) == 1
@@ -57,6 +58,7 @@ def test_groups_differ() -> None:
 
 
 @pytest.mark.parametrize("case", MANIFEST["reject"], ids=lambda case: case["file"])
+@pytest.mark.case("MC-042", "MC-043", "MC-045", "MC-046", "MC-048")
 async def test_refusals_have_code_place_and_remedy(service: ImageService, case: dict[str, str]) -> None:
     with pytest.raises(ImageError) as caught:
         await service.resolve(data_source(read(case["file"])), tenant="t")
@@ -92,6 +94,7 @@ def test_policy_files_with_the_other_setting(case: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("case", MANIFEST["dataurl"], ids=lambda case: case["name"])
+@pytest.mark.case("MC-053", "MC-054")
 async def test_data_urls(service: ImageService, case: dict[str, str]) -> None:
     kind, _, word = case["expect"].partition(":")
     part = {"type": "image_url", "image_url": {"url": case["url"]}}
@@ -113,6 +116,7 @@ def test_first_frame_of_an_animation(name: str) -> None:
     assert canonical(image.pinned).image_id == image.image_id
 
 
+@pytest.mark.case("MC-042")
 def test_first_frame_of_a_gif_is_pinned_as_a_still_image() -> None:
     image = canonical(read("anim.gif"), replace(LIMITS, animated="first_frame"))
     first = Image.open(io.BytesIO(read("anim.gif"))).convert("RGB")

@@ -69,6 +69,7 @@ def rgb_arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 
 @given(rgb_arrays(), st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
+@pytest.mark.case("MC-026")
 def test_any_lossless_container_gives_the_documented_id(pixels: np.ndarray[Any, Any], level: int) -> None:
     image = Image.fromarray(pixels)
     files = [
@@ -95,6 +96,7 @@ def test_pinned_bytes_show_the_canonical_pixels(pixels: np.ndarray[Any, Any], al
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(("format", "options"), [("JPEG", {}), ("PNG", {}), ("WEBP", {"lossless": True})])
+@pytest.mark.case("MC-037")
 def test_every_orientation_is_baked_in(orientation: int, format: str, options: dict[str, Any]) -> None:
     pixels = np.random.default_rng(orientation).integers(0, 256, (700, 900, 3), dtype=np.uint8)
     exif = Image.Exif()
@@ -116,6 +118,7 @@ def test_an_engine_sees_the_canonical_pixels_of_every_corpus_file(name: str) -> 
 
 
 @pytest.mark.parametrize("byteorder", ["<u2", ">u2"])
+@pytest.mark.case("MC-040")
 def test_sixteen_bit_gray_keeps_its_high_byte(byteorder: str) -> None:
     levels = np.arange(0, 65536, 4, dtype=np.uint16).reshape(128, 128)
     big = levels.astype(">u2")

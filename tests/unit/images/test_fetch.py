@@ -47,6 +47,7 @@ async def refusal(url: str, limits: FetchLimits = LIMITS, resolver: AbstractReso
     return caught.value
 
 
+@pytest.mark.case("MC-078")
 async def test_an_image_and_what_the_server_sees_of_us(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert await fetch(site.url("/cookie")) == read("base.png")
@@ -74,6 +75,7 @@ async def test_an_image_and_what_the_server_sees_of_us(site: Site, monkeypatch: 
         ("/to?http://user:secret@127.0.0.1/", "image_url_blocked", "user name"),
     ],
 )
+@pytest.mark.case("MC-047", "MC-095", "MC-097")
 async def test_refusals(site: Site, path: str, code: str, reason: str) -> None:
     error = await refusal(site.url(path))
     assert error.code == code
@@ -88,6 +90,7 @@ async def test_redirects_are_followed_up_to_the_bound(site: Site) -> None:
     assert (await refusal(site.url(path), replace(LIMITS, max_redirects=1))).code == "image_fetch_failed"
 
 
+@pytest.mark.case("MC-047", "MC-078")
 async def test_a_slow_body_ends_at_the_time_limit(site: Site) -> None:
     error = await refusal(site.url("/slow"), replace(LIMITS, timeout_seconds=0.05))
     assert (error.code, "(timeout)" in error.message) == ("image_fetch_failed", True)
@@ -123,17 +126,20 @@ async def test_private_addresses_are_not_reached_by_default(site: Site) -> None:
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f000001", "0x7f.1", "127.1", "0177.0.0.1", "017700000001"])
+@pytest.mark.case("MC-095")
 async def test_odd_spellings_of_an_address_are_refused(site: Site, host: str) -> None:
     assert (await refusal(site.url("/image.png", host))).code == "image_url_blocked"
     assert not site.requests
 
 
+@pytest.mark.case("MC-095")
 async def test_a_name_is_refused_when_one_of_its_addresses_is_private(site: Site) -> None:
     resolver = Resolver(["127.0.0.1", "10.0.0.1"])
     assert (await refusal(site.url("/image.png", "mixed.test"), resolver=resolver)).code == "image_url_blocked"
     assert not site.requests
 
 
+@pytest.mark.case("MC-095")
 async def test_the_checked_address_is_the_one_connected_to(site: Site) -> None:
     resolver = Resolver(["127.0.0.1"], ["10.0.0.1"])
     assert await fetch(site.url("/image.png", "rebinding.test"), resolver=resolver) == read("base.png")

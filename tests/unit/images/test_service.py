@@ -43,6 +43,7 @@ async def site() -> AsyncIterator[Site]:
         yield site
 
 
+@pytest.mark.case("MC-008")
 async def test_a_repeat_is_not_decoded(service: ImageService) -> None:
     source = data_source(read("base.png"))
     first = await service.resolve(source, tenant="t")
@@ -83,6 +84,7 @@ async def test_shared_refusals_name_each_clients_own_place(service: ImageService
     assert [error.param for error in errors if isinstance(error, ImageError)] == [source.place for source in sources]
 
 
+@pytest.mark.case("MC-026")
 async def test_same_pixels_keep_the_bytes_that_came_first(service: ImageService) -> None:
     first = await service.resolve(data_source(read("base_level0.png")), tenant="t")
     second = await service.resolve(data_source(read("base_lossless.webp"), "image/webp"), tenant="t")
@@ -296,6 +298,7 @@ async def test_a_requests_own_urls_wait_for_each_other(site: Site) -> None:
     await service.close()
 
 
+@pytest.mark.case("MC-033")
 async def test_fetched_bytes_that_are_known_need_no_decoder(site: Site) -> None:
     async with running_bucket() as bucket:
         store = bucket.open()

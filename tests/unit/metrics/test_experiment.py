@@ -107,6 +107,7 @@ class TestSoundCaches:
             # 336 x 280 pixels of this engine's 28 x 28.
             assert row.visual_tokens == 120 * row.images
 
+    @pytest.mark.case("MC-001")
     async def test_what_differs_is_what_the_groups_say(self, tmp_path: Path) -> None:
         rows = {(row.group, row.path): row for row in await _rows(tmp_path)}
         for path in ROUTES:
@@ -132,11 +133,13 @@ class TestSoundCaches:
 
 
 class TestUnsoundCaches:
+    @pytest.mark.case("MC-024")
     async def test_a_prefix_cache_that_keeps_nothing(self, tmp_path: Path) -> None:
         rows = await _rows(tmp_path, Forgetful("/reset_prefix_cache"))
         assert _failed(rows) == {(group, path) for group in ALL for path in ROUTES}
         assert all(row.verdict.startswith("read 0 tokens instead of ") for row in rows)
 
+    @pytest.mark.case("MC-036")
     async def test_a_prefix_cache_that_confuses_pictures(self, tmp_path: Path) -> None:
         rows = await _rows(tmp_path, Blind(), ("D", "F", "G"))
         assert {("F", "direct"), ("G", "direct"), ("G", "gateway")} <= _failed(rows)
@@ -153,6 +156,7 @@ class TestUnsoundCaches:
         rows = await _rows(tmp_path, Says(1), ("A", "D"))
         assert _failed(rows) == {(group, path) for group in ("A", "D") for path in ROUTES}
 
+    @pytest.mark.case("MC-086")
     async def test_what_is_not_reported_is_not_ok(self, tmp_path: Path) -> None:
         rows = await _rows(tmp_path, WatchedEngine(FakeConfig(reports_cache=False)), ("A",))
         assert [row.verdict for row in rows] == ["read tokens are unreported"] * 2

@@ -1,0 +1,184 @@
+"""Which policy is in force for a request: loaded once at the start, chosen by header, model or tenant."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from context.errors import ConfigError, RequestError
+from context.policies.base import Policy, Rules, Shaped, View
+from context.policies.document import PRESETS, AnyDocument, Match
+from context.policies.quotas import Quotas
+from context.policies.reading import MAX_CHARACTERS, Fault, PolicyFileError, read_document
+
+POLICY_HEADER = "x-stillframe-policy"
+# What an engine's model is called is shorter; a pattern is not tried on a client's megabyte.
+_MOST_MODEL_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPolicy:
+    """A policy as its file has it: what shapes the context, and what a request may hold at most."""
+
+    document: AnyDocument
+    shaping: Policy
+    quotas: Quotas
+
+    @property
+    def name(self) -> str:
+        """Its name in headers and records."""
+        return self.document.name
+
+    @property
+    def version(self) -> str:
+        """Changes when the policy does."""
+        return self.document.version
+
+    @property
+    def rules(self) -> Rules:
+        """What the planner may do."""
+        return self.shaping.rules
+
+    @property
+    def slot_distance(self) -> int | None:
+        """How far two images may lie apart of which one stands for the other, in bits; None where none may."""
+        match = getattr(self.document, "match", None)
+        return match.max_distance if isinstance(match, Match) and match.reencoded_images == "slot" else None
+
+    def shape(self, view: View) -> Shaped:
+        """As `Policy.shape`."""
+        return self.shaping.shape(view)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRule:
+    """Requests that get a policy of their own.
+
+    `model` is a glob (`qwen*`), `tenant` a tenant's name; None for any. `policy` is a preset's name or a file's path.
+    """
+
+    policy: str
+    model: str | None = None
+    tenant: str | None = None
+
+
+def is_policy_path(name: str) -> bool:
+    """Whether a policy is named by its file and not as a preset."""
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def unknown_policy(name: str) -> str:
+    """What to say of a name that is neither a preset nor a file's."""
+    return f"there is no policy {name[:64]!r}; take one of {', '.join(PRESETS)}, or the path of a .yaml file"
+
+
+def load_policy(name_or_path: str) -> LoadedPolicy:
+    """A preset by its name, or a policy from a YAML file.
+
+    Raises:
+        ConfigError: there is no such preset; the file cannot be read.
+        PolicyFileError: all that is wrong with the file.
+    """
+    if name_or_path in PRESETS:
+        return _loaded(_preset(name_or_path))
+    if not is_policy_path(name_or_path):
+        raise ConfigError("policy", "", unknown_policy(name_or_path))
+    document = read_document(_text_of(name_or_path), name_or_path)
+    if document.name in PRESETS and document != _preset(document.name):
+        reason = f"{document.name!r} is a preset's name, and this differs from the preset; choose another name"
+        raise PolicyFileError(name_or_path, [Fault(1, "name", reason)])
+    return _loaded(document)
+
+
+class Policies:
+    """The policies of one gateway."""
+
+    def __init__(
+        self,
+        default: LoadedPolicy,
+        rules: Sequence[tuple[PolicyRule, LoadedPolicy]] = (),
+        by_header: Mapping[str, LoadedPolicy] | None = None,
+    ) -> None:
+        self.default = default
+        self._rules = [(_pattern(rule.model), rule.tenant, policy) for rule, policy in rules]
+        self._by_header = dict(by_header or {})
+
+    @classmethod
+    def load(cls, default: str, rules: Sequence[PolicyRule] = (), headers: Sequence[str] = ()) -> Policies:
+        """Load every policy that is named.
+
+        Args:
+            default: for requests that nothing else is said of.
+            rules: the first that fits counts.
+            headers: policies that a client may choose by header.
+
+        Raises:
+            ConfigError: one cannot be loaded, or two that differ have the same name.
+        """
+        loaded: dict[str, LoadedPolicy] = {}
+        named: dict[str, tuple[str, LoadedPolicy]] = {}
+        for source in dict.fromkeys((default, *(rule.policy for rule in rules), *headers)):
+            policy = loaded[source] = load_policy(source)
+            other, first = named.setdefault(policy.name, (source, policy))
+            if first.document != policy.document:
+                raise ConfigError(source, "name", f"{other} has this name, too; give each policy a name of its own")
+        by_header = {loaded[source].name: loaded[source] for source in headers}
+        return cls(loaded[default], [(rule, loaded[rule.policy]) for rule in rules], by_header)
+
+    def choose(self, *, model: str | None, tenant: str, header: str | None) -> LoadedPolicy:
+        """The policy of a request: what its header asks for, else that of the first rule that fits, else the default.
+
+        Args:
+            model: as the request names it.
+            tenant: whose it is.
+            header: the value of `x-stillframe-policy`.
+
+        Raises:
+            RequestError: the header names none that clients may choose.
+        """
+        if header is not None:
+            if (chosen := self._by_header.get(header.strip())) is not None:
+                return chosen
+            known = ", ".join(self._by_header)
+            remedy = f"Send one of {known}, or leave it out." if known else "Leave it out."
+            raise RequestError(
+                f"{POLICY_HEADER} names no policy that a request may choose. {remedy}",
+                code="unknown_policy",
+                param=POLICY_HEADER,
+            )
+        for pattern, owner, policy in self._rules:
+            if (owner is None or owner == tenant) and (pattern is None or _fits(pattern, model)):
+                return policy
+        return self.default
+
+
+def _loaded(document: AnyDocument) -> LoadedPolicy:
+    return LoadedPolicy(document, document.policy(), document.quotas.quotas())
+
+
+@lru_cache(maxsize=len(PRESETS))
+def _preset(name: str) -> AnyDocument:
+    file = resources.files("configs").joinpath("policies", f"{name}.yaml")
+    return read_document(file.read_text(encoding="utf-8"), f"{name}.yaml")
+
+
+def _text_of(path: str) -> str:
+    try:
+        with Path(path).expanduser().open(encoding="utf-8") as file:
+            return file.read(MAX_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError, RuntimeError, ValueError) as error:
+        # RuntimeError: no such home folder. ValueError: a name that no system has.
+        raise ConfigError(path, "", "cannot be read; check the path and that it is a text file") from error
+
+
+def _pattern(glob: str | None) -> re.Pattern[str] | None:
+    return None if glob is None else re.compile(fnmatch.translate(glob))
+
+
+def _fits(pattern: re.Pattern[str], model: str | None) -> bool:
+    return model is not None and len(model) <= _MOST_MODEL_CHARACTERS and pattern.match(model) is not None

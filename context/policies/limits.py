@@ -1,0 +1,61 @@
+"""The engine's limits, kept before the engine refuses a prompt, under every policy that replays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from context.policies.base import Shaped, View
+from context.policies.batched import shrink_tokens
+from context.policies.eviction import Draft
+from context.replay import common
+from context.transcript import ImagePart
+
+# The rest of the context is for the reply, the tools, and for what an estimate is wrong by.
+_PROMPT_RATIO = 0.85
+
+
+def fit(shaped: Shaped, view: View) -> Shaped:
+    """What a policy made of a view, within the limits of `view.request`.
+
+    Nothing changes within them: `max_images` with the images of the tail counted, and 85 % of `max_prompt_tokens` by
+    estimate. Above, the oldest images give way to their markers until half of the limit is left, so that the next turns
+    have room; where the tokens of that do not suffice, whole turns follow. Pinned images stay as long as the limit
+    itself can be kept with them. The current turn is sent as it is, even if it is too much alone.
+    """
+    limits = view.request.limits
+    now = replace(view, sent=shaped.sent, broken_at=_broken_at(shaped, view))
+    draft = Draft(now)
+    in_tail = [part for part in shaped.tail if isinstance(part, ImagePart)]
+    details: list[str] = []
+    if limits.max_images is not None and _fit_images(draft, limits.max_images, len(in_tail)):
+        details.append(f"more images than the engine's {limits.max_images}")
+    if limits.max_prompt_tokens is not None:
+        tail = view.request.estimate({"role": "user", "content": list(shaped.tail)}) if shaped.tail else 0
+        if _fit_tokens(draft, int(limits.max_prompt_tokens * _PROMPT_RATIO), tail):
+            details.append(f"close to the engine's {limits.max_prompt_tokens} tokens")
+    return draft.shaped(" and ".join(details), base=shaped)
+
+
+def _fit_images(draft: Draft, most: int, others: int) -> bool:
+    """Bring the images down to half of `most`, `others` counted, where there are more; whether there were."""
+    count = others + sum(1 for _ in draft.images(pinned=True))
+    if count <= most:
+        return False
+    count -= draft.take_oldest(count - most // 2, lambda _: 1)
+    draft.take_oldest(count - most, lambda _: 1, pinned=True)
+    return True
+
+
+def _fit_tokens(draft: Draft, most: int, others: int) -> bool:
+    """Bring the tokens down to half of `most`, `others` counted, where there are more; whether there were."""
+    count = others + draft.tokens()
+    if count <= most:
+        return False
+    shrink_tokens(draft, count - most // 2)
+    shrink_tokens(draft, others + draft.tokens() - most, pinned=True)
+    return True
+
+
+def _broken_at(shaped: Shaped, view: View) -> int | None:
+    same = common(view.before, shaped.sent)
+    return same if same < len(view.before) else None

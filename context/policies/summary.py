@@ -1,0 +1,201 @@
+"""The oldest part of a history as one block that the engine has summed up.
+
+    before   [system] [turn 1] [turn 2] ... [turn 40] [turn 41] ... [turn 50]
+    after    [system] [summary of turns 1-40] [turn 41] ... [turn 50]
+
+A summary is made at a boundary, stays as it was made, and is summed up itself, together with what came after it, at the
+next one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from context.changes import current_turn
+from context.layout.control import neutralize
+from context.layout.groups import tool_groups, turn_boundaries
+from context.layout.hoist import marker
+from context.plan import SentMessage, SummaryRequest
+from context.policies.base import Rules, Shaped, View, break_at
+from context.transcript import ImagePart, parts_of
+
+SummaryUnit = Literal["turns", "prompt_tokens", "images"]
+INSTRUCTION = (
+    "Sum up the conversation up to here, so that it can go on from your summary alone. Keep what the user wants, "
+    "facts, names, numbers, decisions, what was done and what is still open. Say what each image shows where it "
+    "matters, by its id where it has one. Write the summary only, as plain text."
+)
+# Turns until a summary that was not made is asked for again.
+RETRY_TURNS = 4
+_HEAD_ROLES = frozenset(("system", "developer"))
+_ASIDE = frozenset(("summary", "marker"))
+_OURS = _ASIDE | {"hoisted"}
+_MARKER = re.compile(r"\[image_id [0-9a-f]{12,64} \d+x\d+(?:, turn \d+)?\]")
+# A name takes some 50 tokens.
+_MOST_NAMED = 64
+_TITLE = re.compile(r"\[Summary v\d+ of messages (\d+)-\d+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Sums up the oldest turns when `unit` of what is sent exceeds `high`, down to `low`.
+
+    The block is one message of a user: all chat templates take one, where a system message in the middle is refused by
+    many. It holds a title with its version and the client's messages that it stands for (from 1), the engine's text,
+    and the names of the images that went, so that they can be asked for. It stands where the first message that it sums
+    up stood.
+
+    Never summed up, and sent on as they are, in order, behind the block or in front of it as they stood: system
+    messages, messages with pinned images (of a tool group all), the last user message and those directly in front of
+    it, and everything from the last turn on. Open tool groups end what may be summed up. An agent that works on one
+    question for long has its oldest steps summed up; the question stays.
+
+    Attributes:
+        unit: `turns`, `prompt_tokens` (by estimate) or `images`.
+        high, low: the two waters, in the unit. With `prompt_tokens` the summary counts with its `max_tokens`.
+        max_tokens: how long a summary's text may be.
+        instruction: what the engine is told.
+    """
+
+    unit: SummaryUnit = "prompt_tokens"
+    high: int = 16_000
+    low: int = 6_000
+    max_tokens: int = 400
+    instruction: str = INSTRUCTION
+    name: str = "summary"
+    version: str = "1"
+    rules: Rules = field(default_factory=Rules)
+
+    def shape(self, view: View) -> Shaped:
+        """What is sent, with the block where its text is there, and the wish for one where it is due."""
+        segment = self._due(view)
+        if segment is None:
+            return Shaped(view.sent, state=view.state)
+        if view.summary is not None and (text := view.summary.strip()):
+            return self._summed_up(view, segment, text)
+        tried = view.state.get("tried", -RETRY_TURNS)
+        if view.number - tried < RETRY_TURNS:
+            return Shaped(view.sent, state=view.state)
+        told = {"role": "user", "content": self.instruction}
+        messages = (*(one.wire for one in view.sent[: segment[-1] + 1]), told)
+        state = {**view.state, "tried": view.number}
+        return Shaped(view.sent, state=state, summary=SummaryRequest(messages, self.max_tokens))
+
+    def _due(self, view: View) -> list[int] | None:
+        """Indices of the messages to sum up; None where none is due, or none may be."""
+        sent = view.sent
+        weights = list(self._weights(view))
+        level = sum(weights)
+        if level <= self.high:
+            return None
+        kept = _kept(view)
+        extra = self.max_tokens if self.unit == "prompt_tokens" else 0
+        segment: list[int] = []
+        for stop in _boundaries(view):
+            segment = [index for index in range(stop) if index not in kept]
+            if level + extra - sum(weights[index] for index in segment) <= self.low:
+                break
+        own = [index for index in segment if sent[index].source is not None]
+        if not own or sum(weights[index] for index in segment) <= extra:
+            return None
+        return segment
+
+    def _weights(self, view: View) -> Iterator[int]:
+        """What each message counts."""
+        if self.unit == "turns":
+            starts = set(_turn_starts(view.sent))
+            yield from (int(index in starts) for index in range(len(view.sent)))
+        elif self.unit == "images":
+            yield from (len(one.images) for one in view.sent)
+        else:
+            yield from (view.request.estimate(one.wire) for one in view.sent)
+
+    def _summed_up(self, view: View, segment: Sequence[int], text: str) -> Shaped:
+        version = view.state.get("version", 0) + 1
+        if self.rules.control_tokens is not None:
+            text = neutralize(text, self.rules.control_tokens)
+        ones = [view.sent[index] for index in segment]
+        title = f"[Summary v{version} of messages {_first_number(ones)}-{_last_number(ones)}]"
+        names = list(dict.fromkeys(_names(view, ones)))
+        listed = ["Images in these messages:", *names[-_MOST_NAMED:]] if names else []
+        block = {"role": "user", "content": "\n".join([title, text, *listed])}
+        gone = frozenset(segment)
+        sent = [one for index, one in enumerate(view.sent) if index not in gone]
+        sent.insert(segment[0], SentMessage(block, None, "summary"))
+        detail = f"{self.unit.replace('_', ' ')} above {self.high}: {len(segment)} messages summed up"
+        return Shaped(
+            tuple(sent),
+            broken=break_at(view, segment[0], "summary", detail),
+            state={"version": version},
+        )
+
+
+def _turn_starts(sent: Sequence[SentMessage]) -> list[int]:
+    """Where turns start; messages of ours belong to the turn before."""
+    own = [index for index, one in enumerate(sent) if one.origin not in _OURS]
+    return [own[start] for start in turn_boundaries([sent[index].wire for index in own])]
+
+
+def _boundaries(view: View) -> list[int]:
+    """Where a segment may end, in order: at starts of turns up to the current one, outside of open tool groups."""
+    starts = _turn_starts(view.sent)[1:]
+    open_at = [group.start for group in tool_groups([one.wire for one in view.sent]) if group.is_open]
+    last = min([*open_at, *starts[-1:]], default=0)
+    return [start for start in starts if start <= last]
+
+
+def _kept(view: View) -> set[int]:
+    """Messages that are sent on as they are, wherever they stand."""
+    sent = view.sent
+    question = range(current_turn(view.client), _question_end(view))
+    kept = {index for index, one in enumerate(sent) if one.wire["role"] in _HEAD_ROLES or one.source in question}
+    pinned = {index for index, one in enumerate(sent) if any(_is_pinned(view, part) for part in one.images)}
+    for group in tool_groups([one.wire for one in sent]):
+        stop = group.stop
+        while stop < len(sent) and sent[stop].origin == "hoisted":
+            stop += 1
+        if not pinned.isdisjoint(range(group.start, stop)):
+            pinned |= set(range(group.start, stop))
+    return kept | pinned
+
+
+def _question_end(view: View) -> int:
+    return next((at for at in range(len(view.client) - 1, -1, -1) if view.client[at].role == "user"), -1) + 1
+
+
+def _is_pinned(view: View, part: ImagePart) -> bool:
+    return part.ref.image_id in view.request.pins
+
+
+def _names(view: View, ones: Iterable[SentMessage]) -> Iterator[str]:
+    """Names of the images of messages, those that are named in place of one included."""
+    for one in ones:
+        if one.source is not None:
+            yield from (marker(part.ref) for _, part in view.client[one.source].images)
+        elif one.origin in _ASIDE:
+            yield from (found.group() for text in _texts(one.wire) for found in _MARKER.finditer(text))
+        else:
+            yield from (marker(part.ref) for part in one.images)
+
+
+def _texts(wire: Mapping[str, Any]) -> Iterator[str]:
+    return (part.get("text") or "" for part in parts_of(wire) if not isinstance(part, ImagePart))
+
+
+def _first_number(ones: Sequence[SentMessage]) -> int:
+    """The first of the client's messages that is summed up, from 1: what an earlier summary began with."""
+    for one in ones:
+        if one.origin == "summary":
+            found = next((match for text in _texts(one.wire) if (match := _TITLE.match(text))), None)
+            if found:
+                return int(found[1])
+        elif one.source is not None:
+            return one.source + 1
+    return 1
+
+
+def _last_number(ones: Sequence[SentMessage]) -> int:
+    return max(one.source for one in ones if one.source is not None) + 1
