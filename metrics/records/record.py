@@ -42,6 +42,7 @@ class TurnRecord:
         first_token_seconds, total_seconds: from the request's first byte.
         cost: by the price table; None without one.
         image_ids: the unique images, in order of their first place in the prompt.
+        image_counts: how often each of them stands in the prompt.
     """
 
     id: int
@@ -83,6 +84,7 @@ class TurnRecord:
     total_seconds: float | None = None
     cost: float | None = None
     image_ids: tuple[str, ...] = ()
+    image_counts: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:

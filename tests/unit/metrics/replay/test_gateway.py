@@ -76,7 +76,7 @@ def test_the_command_simulates(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     found = [(row["trace"], row["policy"]) for row in rows]
     assert found == [(spec, policy) for spec in specs for policy in ("stable", "sliding")]
     wanted = {"turns", "prompt_tokens", "read_tokens", "write_tokens", "uncached_tokens", "floor_tokens", "breaks"}
-    assert wanted | {"ttft_seconds", "uncached_over_floor", "by_turn"} <= rows[0].keys()
+    assert wanted | {"ttft_seconds", "computed_over_floor", "by_turn"} <= rows[0].keys()
     assert rows[0]["engine"] == "simulated"
     assert plot.exists()
 

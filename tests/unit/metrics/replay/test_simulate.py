@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from context.policies import load_policy
+from context.policies.choice import load_policy
 from metrics.replay.figures import Row, TurnFigures, row
 from metrics.replay.images import trace_images
 from metrics.replay.options import Sizes
@@ -58,8 +58,8 @@ def _file(folder: Path, preset: str, **changes: str) -> str:
 )
 async def test_t1_costs_what_the_policy_promises(policy: str, least: float, most: float, longest: int) -> None:
     (found,) = await simulated(_trace("t1", Sizes()), policy)
-    assert found.uncached_over_floor is not None
-    assert least <= found.uncached_over_floor <= most
+    assert found.computed_over_floor is not None
+    assert least <= found.computed_over_floor <= most
     assert found.max_prompt_tokens is not None
     assert found.max_prompt_tokens <= longest
     assert (found.turns, found.images, found.unique_images, found.refused_turns) == (60, 1830, 52, 0)
@@ -69,10 +69,10 @@ async def test_a_client_that_keeps_three_is_cheap_where_its_cuts_are_put_off(tmp
     trace = _trace("t1:window=keep3_delete", Sizes())
     at_once = _file(tmp_path, "batched", defer_client_deletions="false")
     deferred, cut = await simulated(trace, "batched", at_once)
-    assert deferred.uncached_over_floor is not None
-    assert cut.uncached_over_floor is not None
-    assert deferred.uncached_over_floor <= 1.3
-    assert cut.uncached_over_floor >= 2.5
+    assert deferred.computed_over_floor is not None
+    assert cut.computed_over_floor is not None
+    assert deferred.computed_over_floor <= 1.3
+    assert cut.computed_over_floor >= 2.5
     assert cut.breaks == {"client_window": 57}
     assert deferred.floor_tokens == cut.floor_tokens
 
@@ -96,8 +96,8 @@ async def test_figures_add_up_and_the_floor_is_the_same_for_all() -> None:
 async def test_what_is_lossless_breaks_nothing(spec: str) -> None:
     (found,) = await simulated(_trace(spec), "stable")
     assert found.breaks == {}
-    assert found.uncached_over_floor is not None
-    assert found.uncached_over_floor <= 1.02
+    assert found.computed_over_floor is not None
+    assert found.computed_over_floor <= 1.02
 
 
 async def test_changed_photos_break_and_are_named(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_replies_take_the_places_of_the_ones_that_were_written() -> None:
 def test_what_was_not_reported_is_not_zero() -> None:
     turns = [TurnFigures(1, 10, 0, 8, 2), TurnFigures(2, 12, None, None, None, ttft_seconds=0.5)]
     found = row("mine", "stable", "vllm", turns, 12, (0, 0))
-    assert (found.prompt_tokens, found.read_tokens, found.computed_tokens, found.uncached_over_floor) == (
+    assert (found.prompt_tokens, found.read_tokens, found.computed_tokens, found.computed_over_floor) == (
         22,
         None,
         None,
@@ -169,7 +169,7 @@ async def test_table_and_picture(tmp_path: Path) -> None:
     for one in rows:
         (line,) = [line for line in shown.splitlines() if line.split()[:1] == [one.policy]]
         assert f"{one.prompt_tokens:,}" in line
-        assert f"{one.uncached_over_floor:.3f}" in line
+        assert f"{one.computed_over_floor:.3f}" in line
     assert "policy_eviction 3" in shown
     assert max(map(len, shown.splitlines())) <= 80
     plot(rows, tmp_path / "rows.png")

@@ -158,6 +158,8 @@ def test_what_a_line_leaves_out_is_found(tmp_path: Path) -> None:
         ("t9", "is neither one of t1"),
         ("t1:window=keep0_delete", "is no way to cut"),
         ("t1:steps=none", "whole number"),
+        pytest.param("t1:steps=" + "9" * 5000, "whole number", id="t1:steps=9..."),
+        pytest.param(f"t1:window=keep{'9' * 5000}_delete", "is no way to cut", id="t1:window=keep9..."),
         ("t1:speed=3", "is no option of it"),
         ("t1:size=big", "such as 1280x800"),
         ("t1:text=0", "factor above 0"),
@@ -176,6 +178,7 @@ def test_a_bad_name_or_option_is_explained(spec: str, words: str) -> None:
         (b"", "is empty"),
         (b"{", "line 1: is not JSON"),
         (b'{"messages": []}', "line 1: needs messages"),
+        (b'{"messages": [{"role": "user"}], "limits": {"max_images": "4"}}', "line 1: limits.max_images takes a whole"),
         (b'{"messages": [{"role": "user", "content": "a"}]}\n{"messages": [3]}', r"line 2: messages\[0\] needs a role"),
     ],
 )

@@ -1,0 +1,117 @@
+"""Remembers what turns left in the cache, and puts plan, usage and mirror together."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from context.estimates import message_tokens
+from context.plan import PromptPlan
+from metrics.attribution.base import Attribution, Cache, Left
+from metrics.attribution.causes import Estimate, attribute, tail_tokens
+from metrics.kv_mirror import KvMirror, Owner
+from metrics.usage import Usage
+
+_SETTLE_SECONDS = 1.0
+
+
+class Attributor:
+    """Attributes the turns of one gateway. Called from one event loop.
+
+    Args:
+        mirror: follows the engine; None where it gives no KV events.
+        block_tokens: as the engine says.
+        template_extends: what the probe at start found of the chat template.
+        max_turns: of how many of the latest turns it is known what they left.
+    """
+
+    def __init__(
+        self,
+        mirror: KvMirror | None,
+        block_tokens: int | None,
+        *,
+        template_extends: bool | None = None,
+        max_turns: int = 20_000,
+    ) -> None:
+        self.mirror = mirror
+        self.template_extends = template_extends
+        self._block_tokens = block_tokens
+        self._max_turns = max_turns
+        self._begun: OrderedDict[str, tuple[Owner, Cache]] = OrderedDict()
+        self._left: OrderedDict[int, Left] = OrderedDict()
+
+    def begin(self, request_id: str, owner: Owner, cache: Cache) -> None:
+        """A request goes to the engine."""
+        self._begun[request_id] = (owner, cache)
+        if len(self._begun) > self._max_turns:
+            self._begun.popitem(last=False)
+        if self.mirror is not None:
+            self.mirror.begin(request_id, owner)
+
+    def drop(self, request_id: str) -> None:
+        """Nothing came of a request: it was refused."""
+        self._begun.pop(request_id, None)
+
+    async def end(
+        self,
+        request_id: str,
+        plan: PromptPlan,
+        usage: Usage,
+        *,
+        turn: int | None,
+        parent: int | None,
+        replied: bool,
+        estimate: Estimate = message_tokens,
+        settle_seconds: float = _SETTLE_SECONDS,
+    ) -> Attribution:
+        """A request has ended.
+
+        Args:
+            request_id: as it began.
+            plan: what was sent.
+            usage: the engine's figures; empty where there are none.
+            turn: the ledger's number of the turn (`Begun.turn.id`); None where it was not accepted.
+            parent: that of the turn that the plan goes on from (`Begun.parent`).
+            replied: the engine's reply was kept whole.
+            estimate: prompt tokens of a message as it is sent.
+            settle_seconds: how long to wait for the engine's events.
+        """
+        known = self._begun.pop(request_id, None)
+        if known is None:
+            return Attribution(cause="engine_unreported", actor="engine")
+        owner, cache = known
+        before = None if parent is None else self._left.get(parent, Left())
+        if turn is not None:
+            # Before anything is waited for: the next turn may come.
+            self._keep(turn, _left(plan, usage, cache, replied, estimate))
+        view = None
+        if self.mirror is not None:
+            view = await self.mirror.end(
+                request_id,
+                turn,
+                parent=parent,
+                prompt_tokens=usage.prompt_tokens,
+                read_tokens=usage.read_tokens,
+                timeout_seconds=settle_seconds,
+            )
+        return attribute(
+            plan,
+            before,
+            usage,
+            view,
+            self._block_tokens,
+            cache=cache,
+            owner=owner,
+            estimate=estimate,
+            template_extends=self.template_extends,
+        )
+
+    def _keep(self, turn: int, left: Left) -> None:
+        self._left[turn] = left
+        self._left.move_to_end(turn)
+        if len(self._left) > self._max_turns:
+            self._left.popitem(last=False)
+
+
+def _left(plan: PromptPlan, usage: Usage, cache: Cache, replied: bool, estimate: Estimate) -> Left:
+    tail = 0 if usage.prompt_tokens is None else tail_tokens(plan, usage.prompt_tokens, estimate)
+    return Left(usage.prompt_tokens, usage.completion_tokens, replied, len(plan.sent) + replied, tail, cache)

@@ -1,0 +1,188 @@
+"""`stillframe report`: from a file to a terminal, JSON and a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import main
+from app.report_command import moment_of, splits_of
+from context.errors import ConfigError
+from metrics.records.record import TurnRecord
+from metrics.records.store import RecordStore
+from tests.unit.metrics.records.some import BEGIN, many, record
+
+_MADE = many(600, 24 * 3)
+
+
+def _file(folder: Path, records: list[TurnRecord]) -> str:
+    store = RecordStore(folder / "ledger.db", 0.5)
+    store.write(records)
+    store.close()
+    return str(folder / "ledger.db")
+
+
+def _run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *arguments])
+    return int(ended.value.code or 0)
+
+
+class _Page(HTMLParser):
+    """Tags that are closed, attributes, and the texts of table rows and of plots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.rows: list[list[str]] = []
+        self.labels: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in ("meta",):
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag == "svg":
+            self.labels.append(dict(attrs).get("aria-label") or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def _read(page: str) -> _Page:
+    read = _Page()
+    read.feed(page)
+    assert read.open == []
+    return read
+
+
+def test_json_says_what_the_records_say(tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    assert _run("--file", _file(tmp_path, _MADE), "--by", "policy", "--by", "model,outcome", "--json", str(out)) == 0
+    found = json.loads(out.read_text())
+    told = [one for one in _MADE if one.read_tokens is not None]
+    prompt, read = sum(one.prompt_tokens or 0 for one in told), sum(one.read_tokens or 0 for one in told)
+    assert found["totals"]["requests"] == 600
+    assert found["totals"]["read_ratio"] == pytest.approx(read / prompt)
+    assert found["totals"]["computed_tokens"] == prompt - read
+    assert {row["policy"] for row in found["splits"]["policy"]} == {"stable", "batched"}
+    assert sum(row["requests"] for row in found["splits"]["model,outcome"]) == 600
+    assert {row["outcome"] for row in found["splits"]["model,outcome"]} == {"completed", "aborted", "failed"}
+    assert sum(row["requests"] for row in found["over_time"]) == 600
+    assert {one["policy"] for one in found["policies"]} == {"stable", "batched"}
+
+
+def test_one_policy_of_one_tenant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _file(tmp_path, _MADE)
+    assert _run("--file", file, "--tenant", "alice", "--policy", "batched", "--json", "-") == 0
+    found = json.loads(capsys.readouterr().out)
+    chosen = [one for one in _MADE if (one.tenant, one.policy) == ("alice", "batched")]
+    assert found["totals"]["requests"] == len(chosen)
+    assert found["totals"]["lost_tokens"] == sum(one.lost_tokens or 0 for one in chosen)
+
+
+def test_the_terminal_says_what_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("--file", _file(tmp_path, _MADE), "--by", "policy") == 0
+    shown = capsys.readouterr().out
+    for heading in ("By turn", "With and without image eviction", "by lost tokens", "By policy", "95% intervals"):
+        assert heading in shown
+    causes = re.findall(r"^ (template|salt|cold) ", shown, re.M)
+    lost = {one: sum(r.lost_tokens or 0 for r in _MADE if r.cause == one) for one in causes}
+    assert causes == sorted(causes, key=lambda cause: -lost[cause])
+    assert len(causes) == 3
+
+
+def test_the_page_stands_alone_and_has_its_values_as_tables(tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    made = [*_MADE, record(BEGIN + 5, policy="stable", model="<script>alert(1)</script>")]
+    assert _run("--file", _file(tmp_path, made), "--by", "policy", "--by", "model", "--html", str(out)) == 0
+    text = out.read_text()
+    page = _read(text)
+    assert "<script>alert" not in text
+    assert not [one for one in page.attributes if one[1] in ("src", "href", "xlink:href", "onload", "onclick")]
+    assert "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert ("html", "lang", "en") in page.attributes
+    # Each plot has a name; and its values stand in a table.
+    assert len(page.labels) >= 6
+    assert all(page.labels)
+    turns = {row[0]: row for row in page.rows}
+    first = [one for one in made if one.number == 1]
+    assert turns["1"][1] == f"{len(first):,}"
+    assert [row[0] for row in page.rows if row[0] in ("none", "0-10%")] == ["none", "0-10%"]
+
+
+def test_bars_are_as_high_as_their_values(tmp_path: Path) -> None:
+    from metrics.report.charts import Series, stacked_bars
+
+    drawn = stacked_bars("x", ["a", "b"], [Series("r", "read", [100, 50]), Series("w", "write", [0, 100])], "tokens")
+    heights = [float(one) for one in re.findall(r'<rect class="\w+"[^>]*height="([\d.]+)"', drawn)]
+    assert heights == [pytest.approx(2 * heights[1], abs=0.2), heights[1], pytest.approx(heights[0], abs=0.2)]
+    assert "b: 100 tokens, w" in drawn
+
+
+def test_nothing_and_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = _file(tmp_path, []), tmp_path / "r.html"
+    assert _run("--file", file, "--html", str(out), "--by", "policy") == 0
+    assert "There are no records yet." in capsys.readouterr().out
+    assert "There are no records yet." in out.read_text()
+    _file(tmp_path, [record(prompt_tokens=None, read_tokens=None)])
+    assert _run("--file", file, "--html", str(out), "--by", "policy") == 0
+    shown = capsys.readouterr().out
+    assert "1 request, 0 with cache figures" in shown
+    assert "Of 1 request with 0 prompt tokens the engine did not say" in shown
+    _read(out.read_text())
+    assert _run("--file", file, "--until", "2001-01-01") == 0
+    assert "no records of these turns. The file has some from 2026-09-21" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--file", "nothing.db"], "there is no such file"),
+        (["--by", "colour"], "there is no split 'colour'; take of model, policy"),
+        (["--since", "soon"], "--since: takes a time such as"),
+        (["--since", "1h", "--until", "2h"], "--until: must be later"),
+        (["--tenant", "nobody"], "there are no records of 'nobody'; known are alice, bob"),
+        (["--json", "-", "--html", "-"], "names the same file"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    file = [] if "--file" in arguments else ["--file", _file(tmp_path, _MADE[:40])]
+    assert _run(*file, *arguments) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert "Traceback" not in told
+
+
+def test_a_data_folder_without_records(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("STILLFRAME_DATA_DIR", str(tmp_path))
+    assert _run() == 2
+    assert "a gateway makes it as data_dir/ledger.db" in capsys.readouterr().err
+    _file(tmp_path, _MADE[:40])
+    assert _run() == 0
+    assert "40 requests" in capsys.readouterr().out
+
+
+def test_moments_and_splits() -> None:
+    assert moment_of("--since", "1.5h", 10_000.0) == 4600.0
+    assert moment_of("--since", "1970-01-02", 0.0) == 86_400.0
+    assert moment_of("--since", "1970-01-01T02:00+02:00", 9.0) == 0.0
+    assert splits_of(["policy", "Model".lower() + ", multi-turn", "policy"]) == [["policy"], ["model", "multi_turn"]]
+    with pytest.raises(ConfigError, match="no split"):
+        splits_of(["policy,x"])
