@@ -60,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     _demo_command(commands)
     _experiment_command(commands)
     _replay_command(commands)
+    _export_command(commands)
+    _report_command(commands)
     _bench_command(commands)
     _policy_command(commands)
     return parser
@@ -208,6 +210,73 @@ def _replay(options: argparse.Namespace) -> int:
 
     options.policy = options.policy or ["stable"]
     return replay(options, _load(options, "model", "upstream"))
+
+
+def _export_command(commands: Any) -> None:
+    command = _command(
+        commands,
+        "export",
+        "Write recorded turns as files that other programs read: OpenAI bodies without image bytes, token ids with "
+        "tags, or block hashes. The gateway may run meanwhile.",
+        _export,
+    )
+    command.epilog = "What the formats hold, and which programs read them: docs/exports.md."
+    command.add_argument("--format", choices=("openai", "token_ids", "mooncake"), default="openai", help="of the lines")
+    command.add_argument("--out", type=Path, metavar="FILE", required=True, help="where to; - for standard output")
+    command.add_argument("--tenant", metavar="NAME", help="whose turns (default: all tenants')")
+    command.add_argument(
+        "--block-tokens", type=int, default=512, metavar="N", help="tokens in a block of mooncake (default: 512)"
+    )
+    command.add_argument(
+        "--replies",
+        action="store_true",
+        help="in token_ids and mooncake also what the engine's cache holds of the replies when the next turn comes",
+    )
+    command.add_argument(
+        "--url",
+        help="a running gateway on this machine whose engine makes the token ids; without it the tokenizer of --model",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write what was done as JSON; - for standard output")
+    _add_settings_flags(command)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from app.export_command import export
+
+    return export(options, _load(options, "model", "upstream"))
+
+
+def _report_command(commands: Any) -> None:
+    command = _command(
+        commands,
+        "report",
+        "Show what the recorded turns came to: tokens read and computed, by turn, with and without eviction, causes of "
+        "lost tokens, latency and cost. Also while the gateway runs.",
+        _report,
+    )
+    command.epilog = "Example: stillframe report --since 7d --by policy --html report.html"
+    command.add_argument("--file", type=Path, help="a ledger.db (default: that of data_dir)")
+    command.add_argument("--since", metavar="TIME", help="from then on: 2026-11-30, 2026-11-30T14:00 (UTC), or 12h, 7d")
+    command.add_argument("--until", metavar="TIME", help="before then")
+    command.add_argument(
+        "--by",
+        action="append",
+        metavar="SPLIT",
+        help="add a table by model, policy, tenant, multi_turn, multimodal, images, visual_tokens, turn, eviction, "
+        "summary, prompt_length or outcome; model,policy for both at once; may be repeated",
+    )
+    for name in ("tenant", "model", "policy"):
+        command.add_argument(f"--{name}", metavar="NAME", help=f"of one {name} alone")
+    command.add_argument("--baseline", metavar="POLICY", help="what --by policy compares with (default: the most used)")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON; - for standard output")
+    command.add_argument("--html", type=Path, metavar="FILE", help="write one page with plots; - for standard output")
+    command.add_argument("--config", type=Path, metavar="FILE", help="settings to lay over configs/default.yaml")
+
+
+def _report(options: argparse.Namespace) -> int:
+    from app.report_command import report
+
+    return report(options, _load(options))
 
 
 def _bench_command(commands: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -61,6 +62,15 @@ def load(settings: Settings, kind: Literal["vllm", "remote", "fake"]) -> Estimat
         rule = rule or families.of_folder(files, options)
     counts = own or _shipped()
     return Estimators(counts, rule, Fixed(settings.estimates.image_tokens))
+
+
+def visual_rule(
+    settings: Settings, kind: Literal["vllm", "remote", "fake"], models: Sequence[str]
+) -> VisualRule | None:
+    """How many tokens an image is to an engine that serves these models; None where nothing says it."""
+    own = _model_folder(settings) if kind == "vllm" else None
+    known = _told(settings) or (own and families.of_folder(*own))
+    return known or next((rule for name in models if (rule := families.by_name(name)) is not None), None)
 
 
 def _told(settings: Settings) -> VisualRule | None:

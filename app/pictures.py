@@ -23,9 +23,8 @@ from app.wire import ChatCall, FoundImage
 from context.errors import ImageError, RequestError
 from context.images.base import ImageRef
 from context.tenancy import Tenant
-from context.transcript import ImagePart
+from context.transcript import SYSTEM_ROLES, ImagePart
 
-_SYSTEM_ROLES = frozenset(("system", "developer"))
 # The same bytes in every conversation and version: it is part of what is sent.
 NOTE: Mapping[str, Any] = {"type": "text", "text": "[image not available]"}
 Pictures = dict[tuple[int, int], "ImagePart | Mapping[str, Any]"]
@@ -80,7 +79,7 @@ def _require_shown(gateway: Gateway, call: ChatCall) -> None:
     if gateway.template.system_images is not False:
         return
     for found in call.images:
-        if call.messages[found.message]["role"] in _SYSTEM_ROLES:
+        if call.messages[found.message]["role"] in SYSTEM_ROLES:
             raise RequestError(
                 f"{found.source.place}: this model is not shown images in {call.messages[found.message]['role']} "
                 "messages. Send it in a user message.",

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from app.commands import check_writable, write_json
 from context.errors import ConfigError
-from context.policies import LoadedPolicy, load_policy
+from context.policies.choice import LoadedPolicy, load_policy
 from context.policies.document import PRESETS
 from context.policies.parameters import parameters, values
 
@@ -106,7 +106,7 @@ def _turn_table(turns: Sequence[PreviewTurn]) -> Table:
     """The turns; those that follow each other with the same break, or none, share a row."""
     table = Table(box=None, pad_edge=False)
     table.add_column("turns")
-    for name in ("images", "prompt tokens", "uncached tokens"):
+    for name in ("images", "prompt tokens", "computed tokens"):
         table.add_column(name, justify="right")
     table.add_column("break")
     for _, group in groupby(turns, key=lambda turn: (turn.turn == 1, turn.cause, turn.actor)):
@@ -118,7 +118,7 @@ def _turn_table(turns: Sequence[PreviewTurn]) -> Table:
             _range([row.turn for row in rows]),
             _range([row.images for row in rows]),
             _range([row.prompt_tokens for row in rows]),
-            _range([row.uncached_tokens for row in rows]),
+            _range([row.computed_tokens for row in rows]),
             where + more,
         )
     return table
@@ -133,7 +133,7 @@ def _summary(turns: Sequence[PreviewTurn], stable: Sequence[PreviewTurn]) -> dic
     def sums(rows: Sequence[PreviewTurn]) -> dict[str, int]:
         return {
             "prompt_tokens": sum(row.prompt_tokens for row in rows),
-            "uncached_tokens": sum(row.uncached_tokens for row in rows),
+            "computed_tokens": sum(row.computed_tokens for row in rows),
             "longest_prompt_tokens": max(row.prompt_tokens for row in rows),
             "most_images": max(row.images for row in rows),
             "breaks": sum(bool(row.cause) for row in rows),
@@ -146,15 +146,15 @@ def _summary(turns: Sequence[PreviewTurn], stable: Sequence[PreviewTurn]) -> dic
 def _sentence(policy: LoadedPolicy, summary: dict[str, Any]) -> str:
     stable = summary["stable"]
     made = (
-        f"{summary['turns']} turns: {summary['uncached_tokens']:,} uncached tokens, "
-        f"{summary['uncached_tokens'] / summary['floor_tokens']:.2f} of the floor; longest prompt "
+        f"{summary['turns']} turns: {summary['computed_tokens']:,} computed tokens, "
+        f"{summary['computed_tokens'] / summary['floor_tokens']:.2f} of the floor; longest prompt "
         f"{summary['longest_prompt_tokens']:,}, {summary['breaks']} breaks"
     )
     if policy.name == "stable":
         return f"{made}."
-    uncached = summary["uncached_tokens"] / stable["uncached_tokens"]
+    computed = summary["computed_tokens"] / stable["computed_tokens"]
     longest = summary["longest_prompt_tokens"] / stable["longest_prompt_tokens"]
-    return f"{made}. Against stable: {uncached:.2f} of the uncached tokens, {longest:.2f} of the longest prompt."
+    return f"{made}. Against stable: {computed:.2f} of the computed tokens, {longest:.2f} of the longest prompt."
 
 
 def _plain(value: Any) -> str:

@@ -14,8 +14,7 @@ from rich.console import Console
 from app.commands import check_writable, credentials, open_gateway, write_json
 from app.settings import Settings
 from context.errors import ConfigError
-from context.policies import LoadedPolicy, load_policy
-from context.policies.choice import is_policy_path
+from context.policies.choice import LoadedPolicy, is_policy_path, load_policy
 
 if TYPE_CHECKING:
     from metrics.replay.base import Target

@@ -37,12 +37,12 @@ class ReplyCollector:
         for choice in self._choices():
             if choice.get("index"):
                 return None
-            delta: Any = choice.get("delta") or {}
+            delta = _object(choice.get("delta"))
             if isinstance(piece := delta.get("content"), str):
                 text.append(piece)
             if isinstance(piece := delta.get("refusal"), str):
                 refusal.append(piece)
-            for call in delta.get("tool_calls") or ():
+            for call in _list(delta.get("tool_calls")):
                 _merge(calls, call)
             ended = ended or choice.get("finish_reason") is not None
         if not ended:
@@ -63,33 +63,55 @@ class ReplyCollector:
                 data: Any = from_json(event.removeprefix(b"data:"))
             except ValueError:
                 continue
-            if isinstance(data, dict):
-                found += cast("dict[str, Any]", data).get("choices") or ()
+            found += [_object(choice) for choice in _list(_object(data).get("choices"))]
         return found
 
 
 def reply_of(data: Any) -> Mapping[str, Any] | None:
-    """The one reply of an answer that was not streamed; None where it holds several or none that ended."""
-    choices: Any = cast("dict[str, Any]", data).get("choices") if isinstance(data, dict) else None
-    found = cast("list[Any]", choices) if isinstance(choices, list) else []
-    if len(found) != 1:
-        return None
-    only = found[0]
-    choice = cast("dict[str, Any]", only) if isinstance(only, dict) else {}
+    """The one reply of an answer that was not streamed; None where it holds several, none that ended, or one that no
+    client could send back."""
+    choices = _list(_object(data).get("choices"))
+    choice = _object(choices[0]) if len(choices) == 1 else {}
     message = choice.get("message")
     if not isinstance(message, dict) or choice.get("finish_reason") is None:
         return None
-    return cast("dict[str, Any]", message)
+    found = cast("dict[str, Any]", message)
+    return found if _is_readable(found) else None
+
+
+def _is_readable(message: Mapping[str, Any]) -> bool:
+    """Whether content and calls are what they are in a request, too."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts = [_object(part) for part in _list(content)]
+    if isinstance(content, list) and not all(isinstance(part.get("text"), str) for part in parts):
+        return False
+    if not (content is None or isinstance(content, (str, list))) or not (calls is None or isinstance(calls, list)):
+        return False
+    return all(isinstance(call, dict) and isinstance(_object(call).get("id") or "", str) for call in _list(calls))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """A JSON object; what an engine has put in its place is none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _merge(calls: dict[int, dict[str, Any]], piece: Any) -> None:
     """Add a piece of a tool call: its first piece names it, all have pieces of its arguments."""
-    if not isinstance(piece, dict):
+    given = _object(piece)
+    if not given:
         return
-    given = cast("dict[str, Any]", piece)
-    call = calls.setdefault(given.get("index") or 0, {"id": None, "type": "function", "function": {}})
-    call["id"] = given.get("id") or call["id"]
-    function: dict[str, Any] = given.get("function") or {}
+    index = given.get("index")
+    call = calls.setdefault(index if isinstance(index, int) else 0, {"id": None, "type": "function", "function": {}})
+    call["id"] = _text(given.get("id")) or call["id"]
+    function = _object(given.get("function"))
     whole = cast("dict[str, Any]", call["function"])
-    whole["name"] = function.get("name") or whole.get("name")
-    whole["arguments"] = whole.get("arguments", "") + (function.get("arguments") or "")
+    whole["name"] = _text(function.get("name")) or whole.get("name")
+    whole["arguments"] = whole.get("arguments", "") + _text(function.get("arguments"))

@@ -40,6 +40,8 @@ async def ready(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send
 async def metrics(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     """Prometheus' text format."""
     gateway.metrics.count_images(gateway.images.stats())
+    if gateway.recorder.writer is not None:
+        gateway.metrics.count_dropped_records(gateway.recorder.writer.stats().dropped)
     body = gateway.metrics.exposition(engine_ready=gateway.engine.health().ready)
     await asgi.respond(send, 200, body, [_METRICS_TYPE])
 

@@ -8,10 +8,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from context.images.base import FetchLimits, ImageLimits
 from context.ledger import LedgerLimits
-from context.policies import PolicyRule
-from context.policies.choice import is_policy_path, unknown_policy
+from context.policies.choice import PolicyRule, is_policy_path, unknown_policy
 from context.policies.document import PRESETS
 from context.tokens.families import Family
+from metrics.records.prices import Price
 
 
 class Section(BaseModel):
@@ -143,6 +143,26 @@ class LedgerSection(Section):
         return LedgerLimits(**self.model_dump())
 
 
+class RecordsSection(Section):
+    max_age_seconds: float = Field(gt=0)
+    max_bytes: int = Field(ge=1024 * 1024)
+    max_waiting: int = Field(ge=1)
+
+
+class PriceSection(Section):
+    model: str = Field("*", min_length=1, max_length=256)
+    input: float = Field(ge=0)
+    cached_input: float | None = Field(None, ge=0)
+    cache_write: float | None = Field(None, ge=0)
+    output: float = Field(ge=0)
+
+    def price(self) -> Price:
+        """This price as the records take it: what is not given costs as much as any other prompt token."""
+        read = self.input if self.cached_input is None else self.cached_input
+        write = self.input if self.cache_write is None else self.cache_write
+        return Price(self.model, self.input, read, write, self.output)
+
+
 class Estimates(Section):
     visual_family: Literal["auto", Family]
     image_tokens: int = Field(ge=1, le=1_000_000)
@@ -173,3 +193,18 @@ class Upstreams(Section):
     def _words(cls, value: Any) -> Any:
         # The default is a word, so that the environment's value arrives as one, too.
         return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+class Otel(Section):
+    endpoint: str
+
+    @field_validator("endpoint")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        from urllib.parse import urlsplit
+
+        parts = urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            # Not the value: it may hold a password.
+            raise ValueError("expected the http or https URL of an OTLP/HTTP receiver such as http://127.0.0.1:4318")
+        return url

@@ -23,14 +23,19 @@ from app.sections import (
     Fetch,
     Images,
     LedgerSection,
+    Otel,
     PolicyName,
     PolicyRuleSection,
+    PriceSection,
+    RecordsSection,
     Section,
     Server,
     Upstreams,
 )
 from context.errors import ConfigError
-from context.policies import Policies
+from context.policies.choice import Policies
+from metrics.records.prices import Prices
+from metrics.records.store import RecordLimits
 
 ENVIRONMENT_PREFIX = "STILLFRAME_"
 DEFAULTS = "configs/default.yaml"
@@ -47,6 +52,7 @@ class Settings(Section):
     policy: PolicyName
     policy_rules: tuple[PolicyRuleSection, ...]
     policy_headers: tuple[PolicyName, ...]
+    prices: tuple[PriceSection, ...]
     data_dir: str
     log_level: Literal["debug", "info", "warning", "error"]
     admin_token: str
@@ -55,8 +61,10 @@ class Settings(Section):
     images: Images
     fetch: Fetch
     ledger: LedgerSection
+    records: RecordsSection
     context: ContextSection
     estimates: Estimates
+    otel: Otel
     engine: EngineSection
     upstreams: Upstreams
 
@@ -99,6 +107,15 @@ class Settings(Section):
             ConfigError: a policy's file cannot be used.
         """
         return Policies.load(self.policy, [rule.rule() for rule in self.policy_rules], self.policy_headers)
+
+    def record_limits(self) -> RecordLimits:
+        """The bounds of the records, which must leave room for the ledger's turns in the file of both."""
+        bounds = self.records.model_dump()
+        return RecordLimits(**bounds | {"max_bytes": min(self.records.max_bytes, self.ledger.max_bytes // 4)})
+
+    def price_table(self) -> Prices:
+        """What tokens cost."""
+        return Prices([price.price() for price in self.prices])
 
     @property
     def data_path(self) -> Path:

@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 
 from app.public import public_error
 from context.errors import EngineError, EngineProtocolError
+from metrics.usage import usage_of
 
 DONE = b"data: [DONE]\n\n"
 _DONE_MARK = b"[DONE]"
@@ -86,8 +87,8 @@ class EventRelay:
         if body.get("error") is not None:
             self.failed = True
             return others + b"data: " + to_json(public_error(body, 500)[1]) + b"\n\n"
-        if isinstance(usage := body.get("usage"), dict):
-            self.usage = cast("dict[str, Any]", usage)
+        if (usage := usage_of(body)) is not None:
+            self.usage = dict(usage)
         if self._include_usage or "usage" not in body:
             return event + b"\n\n"
         if not body.get("choices") and body["usage"] is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class Summarizer:
         receive: a client that leaves ends the work.
         timeout_seconds: then the turn goes on without.
         max_image_bytes: as `ChatRequest.max_image_bytes`.
+        count: told of each summary whether it was made.
     """
 
     engine: Engine
@@ -47,6 +48,7 @@ class Summarizer:
     receive: asgi.Receive
     timeout_seconds: float
     max_image_bytes: int
+    count: Callable[[bool], None] = lambda _: None
 
     async def __call__(self, request: SummaryRequest, conversation: str) -> str | None:
         """The text; None where it could not be made.
@@ -62,13 +64,15 @@ class Summarizer:
             authorization=self.authorization,
             max_image_bytes=self.max_image_bytes,
         )
+        text = None
         try:
             async with asgi.cancelled_when_client_leaves(self.receive), asyncio.timeout(self.timeout_seconds):
-                return await self._ask(chat)
+                text = await self._ask(chat)
         except (StillframeError, TimeoutError) as error:
             # The text of an error may hold what was sent.
             _log.warning("a summary was not made, the turn goes on without it: %s", type(error).__name__)
-        return None
+        self.count(text is not None)
+        return text
 
     def _body(self, request: SummaryRequest) -> dict[str, Any]:
         """The request's own prompt up to the end of the segment, read from the engine's cache, and the instruction."""

@@ -26,8 +26,9 @@ TEXT_PARTS: Mapping[str, str] = {"text": "text", "input_text": "text", "output_t
 DROPPED_KEYS = frozenset(
     {"cache_salt", "mm_processor_kwargs", "media_io_kwargs", "kv_transfer_params", "ec_transfer_params", "request_id"}
 )
-# The same, in the one place where an engine takes extra arguments as they come.
-_DROPPED_EXTRAS = frozenset({"kv_transfer_params", "ec_transfer_params"})
+# The same, in the one place where an engine takes extra arguments as they come; and what would have KV events say that
+# blocks were stored which were read.
+_DROPPED_EXTRAS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode"})
 # An engine goes by a part's keys when they contradict its type: a text that brings these would be an image, of a
 # client's uuid or from any address, that nobody has looked at.
 # Source: vLLM 0.32, renderers/chat_utils.py::_parse_chat_message_content_mm_part.
@@ -203,6 +204,7 @@ def _check_type(body: Mapping[str, Any], key: str, kind: type, words: str, at: s
 def _find_images(messages: list[dict[str, Any]], texts: Mapping[str, memoryview]) -> Iterator[FoundImage]:
     last_reply = max((i for i, message in enumerate(messages) if _role(message, i) == "assistant"), default=-1)
     for index, message in enumerate(messages):
+        _check_calls(message, f"messages[{index}]")
         content = message.get("content")
         if content is None or isinstance(content, str):
             continue
@@ -219,6 +221,17 @@ def _find_images(messages: list[dict[str, Any]], texts: Mapping[str, memoryview]
                 yield _found_image(part, index, position, texts, index < last_reply)
             else:
                 content[position] = _text_part(part, kind, place)
+
+
+def _check_calls(message: dict[str, Any], place: str) -> None:
+    """Calls and their results are told apart by their ids, which must be usable as such; the rest is the engine's."""
+    _check_type(message, "tool_call_id", str, "a string", f"{place}.")
+    _check_type(message, "tool_calls", list, "a list", f"{place}.")
+    for index, call in enumerate(cast("list[Any]", message.get("tool_calls") or ())):
+        at = f"{place}.tool_calls[{index}]"
+        if not isinstance(call, dict):
+            raise RequestError(f"{at} must be an object.", code="invalid_type", param=at)
+        _check_type(cast("dict[str, Any]", call), "id", str, "a string", f"{at}.")
 
 
 def _found_image(

@@ -16,6 +16,8 @@ from context.transcript import Message, Transcript, parts_of
 
 # What the client brings about by changing a message that is sent no more.
 _NOT_SENT = "; nothing was sent for it any more"
+# Messages of ours that hold what is known of those that were taken out.
+_STAND_FOR_OTHERS = frozenset(("summary", "marker"))
 
 
 def last_reply(messages: Sequence[Message]) -> int:
@@ -61,8 +63,8 @@ class Unsent:
         """Look at a turn's messages for which nothing was sent.
 
         None of them stays out where the client went back to before the last of them, or has edited what a summary sums
-        up: it is then sent in the summary's place. Nor does what belongs to the current turn, or to a tool group of
-        which something is sent.
+        up: they are then sent in place of the summary or the marker that stands for them. Nor does what belongs to the
+        current turn, or to a tool group of which something is sent.
         """
         out = sorted(set(range(len(turn.client))) - {one.source for one in turn.sent})
         behind: dict[int, list[SentMessage]] = {}
@@ -76,10 +78,14 @@ class Unsent:
         edited = {one.before for one in found.differences if one.cause == "client_edit"}
         holds = any(before > out[-1] for before, _ in found.pairs) if out else True
         if not holds or (summaries and not edited.isdisjoint(out)):
-            for first in summaries:
-                behind[first] = [one for one in behind[first] if one.origin != "summary"]
-            return cls(behind, frozenset(), ())
+            left = {at: [one for one in ones if one.origin not in _STAND_FOR_OTHERS] for at, ones in behind.items()}
+            return cls(left, frozenset(), ())
         return cls(behind, frozenset(out) - _back(out, found, transcript), tuple(summaries))
+
+    def of_the_client(self) -> Unsent:
+        """Without what holds more than the client's message that it stands for: nothing stays out then."""
+        own = {at: [one for one in ones if one.source is not None] for at, ones in self.behind.items()}
+        return Unsent(own, frozenset(), ())
 
 
 def _back(out: Sequence[int], found: Alignment, transcript: Transcript) -> set[int]:

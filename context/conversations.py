@@ -8,16 +8,17 @@ answer   the reply is whole: it belongs to the history from now on
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blake3 import blake3
 
+from context.identity import is_surely, resembles
 from context.ledger import Found, Ledger, NewReply, NewTurn
 from context.plan import PromptPlan, SentMessage, SummaryRequest, Turn
 from context.planner import Known, continues, plan
 from context.policies.base import Policy, Request
-from context.transcript import Message, Transcript, chain_after, message_of, transcript
+from context.transcript import Transcript, chain_after, message_of, transcript
 
 # Keys of a reply that come back in a history; what else an engine says of it (reasoning, annotations) mostly does not.
 _KEPT_OF_REPLY = ("content", "tool_calls", "refusal")
@@ -81,18 +82,18 @@ class Conversations:
         came = transcript(wires, key)
         found = await self._ledger.find(tenant, came.chain)
         known = Known(found.turn, found.length, found.at_reply) if found else None
-        latest = None
+        latest, is_sure = None, True
         if known is None or not continues(known, came):
-            latest = await self._compared(tenant, came, found, conversation)
+            latest, is_sure = await self._compared(tenant, came, found, conversation)
         base = latest if latest is not None else known.turn if known else None
         if conversation is None:
             conversation = base.conversation if base is not None else _name(came, key)
         number = _number(known, latest, came)
-        made = plan(came, tools, known, latest, policy, request, number=number)
+        made = plan(came, tools, known, latest, policy, request, is_sure=is_sure, number=number)
         if made.summary is not None and summarize is not None:
             text = await summarize(made.summary, conversation)
             if text is not None:
-                made = plan(came, tools, known, latest, policy, request, number=number, summary=text)
+                made = plan(came, tools, known, latest, policy, request, is_sure=is_sure, number=number, summary=text)
         parent = base.id if base is not None else None
         before = base.sent if base is not None else ()
         return Begun(tenant, conversation, number, came, made, parent, policy.name, before=before)
@@ -111,16 +112,9 @@ class Conversations:
             policy=begun.policy,
             number=begun.number,
         )
-        return Begun(
-            begun.tenant,
-            begun.conversation,
-            begun.number,
-            begun.transcript,
-            begun.plan,
-            begun.parent,
-            begun.policy,
-            await self._ledger.commit(begun.tenant, new, None if message is None else _reply(begun, message)),
-        )
+        turn = await self._ledger.commit(begun.tenant, new, None if message is None else _reply(begun, message))
+        # What was sent before is needed no more, and a turn that streams lives long.
+        return replace(begun, turn=turn, before=())
 
     async def answer(self, begun: Begun, message: Mapping[str, Any]) -> None:
         """Keep the reply to a turn that was accepted. `message` is the engine's, whole."""
@@ -129,17 +123,20 @@ class Conversations:
 
     async def _compared(
         self, tenant: str, came: Transcript, found: Found | None, conversation: str | None
-    ) -> Turn | None:
-        """The turn that a changed history is compared with."""
+    ) -> tuple[Turn | None, bool]:
+        """The turn that a changed history is compared with, and whether it surely is of the same conversation."""
+        answered = None
+        if conversation is None:
+            # A client that cut or edited the beginning still has the last reply.
+            last = next((one for one in reversed(came.messages) if one.role == "assistant"), None)
+            answered = None if last is None else await self._ledger.answered(tenant, last.digest)
+            if answered is not None and is_surely(answered, came.messages, named=False):
+                return answered, True
         name = conversation if conversation is not None else found.turn.conversation if found else None
-        if name is not None and (latest := await self._ledger.latest(tenant, name)) is not None:
-            return latest
-        for message in reversed(came.messages):
-            if message.role == "assistant":
-                # A client that cut the beginning still has the last reply.
-                turn = await self._ledger.answered(tenant, message.digest)
-                return turn if turn is not None and _shared(turn, came.messages) else None
-        return None
+        latest = None if name is None else await self._ledger.latest(tenant, name)
+        if latest is not None:
+            return latest, is_surely(latest, came.messages, named=conversation is not None)
+        return (answered if answered is not None and resembles(answered, came.messages) else None), False
 
 
 def _reply(begun: Begun, message: Mapping[str, Any]) -> NewReply:
@@ -147,12 +144,6 @@ def _reply(begun: Begun, message: Mapping[str, Any]) -> NewReply:
     reply = message_of({"role": "assistant", "content": None, **kept})
     chain = chain_after(begun.transcript.chain[-1], reply.digest)
     return NewReply(reply, SentMessage(reply.wire, len(begun.transcript)), chain)
-
-
-def _shared(turn: Turn, messages: Sequence[Message]) -> bool:
-    """Whether two transcripts have more in common than one short reply, which many conversations may hold."""
-    known = {message.digest for message in turn.client}
-    return sum(message.digest in known for message in messages) > 1
 
 
 def _number(known: Known | None, latest: Turn | None, came: Transcript) -> int:

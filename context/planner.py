@@ -67,6 +67,7 @@ def plan(
     policy: Policy,
     request: Request = _DEFAULT,
     *,
+    is_sure: bool = True,
     number: int = 1,
     summary: str | None = None,
 ) -> PromptPlan:
@@ -79,6 +80,7 @@ def plan(
         latest: the turn to compare with where the history was changed; None when there is none.
         policy: what may be done, and how the context shrinks.
         request: what else counts.
+        is_sure: `latest` is of this conversation; else nothing is sent of it that the client does not hold now.
         number: the turn's number in its branch.
         summary: the text that an earlier plan of the same asked for.
 
@@ -92,7 +94,7 @@ def plan(
     if known is not None and (latest is None or continues(known, transcript)):
         base, found = known.turn, replay_prefix(known.turn, known.length)
     elif latest is not None:
-        base, found = latest, replay_changed(latest, transcript, rules)
+        base, found = latest, replay_changed(latest, transcript, rules, is_sure=is_sure)
     laid_out = lay_out(transcript, found, rules)
     sent_tools, form, tool_break, tool_heals = _tools(tools, base, rules)
     before = base.sent if base is not None else ()
@@ -104,8 +106,8 @@ def plan(
         client=transcript.messages,
         sent=laid_out.sent,
         before=before,
-        state=base.state.get("policy", {}) if base is not None and base.policy == policy.name else {},
-        broken_at=same if base is not None and same < len(before) else None,
+        state=_policy_state(base, policy),
+        broken_at=same if same < len(before) else None,
         number=number,
         request=request,
         summary=summary,
@@ -121,11 +123,16 @@ def plan(
         breaks=breaks,
         healed=(*tool_heals, *_healed(base, found, transcript), *laid_out.healed) if rules.replay else (),
         reports=reports,
-        state={"tools_form": form, "policy": dict(shaped.state)} if shaped.state else {"tools_form": form},
+        state={"tools_form": form, **({"policy": dict(shaped.state)} if shaped.state else {})},
         epoch=(base.epoch if base is not None else 0) + any(one.actor == "policy" for one in (*breaks, *reports)),
         tail=(*shaped.tail, *laid_out.tail_of(shaped.sent, transcript, rules)),
         summary=None if shaped.summary is None else replace(shaped.summary, tools=sent_tools),
     )
+
+
+def _policy_state(base: Turn | None, policy: Policy) -> Mapping[str, Any]:
+    """What the policy left behind; what another one did is nothing to it."""
+    return base.state.get("policy", {}) if base is not None and base.policy == policy.name else {}
 
 
 def _breaks(

@@ -57,12 +57,20 @@ def replay_prefix(turn: Turn, length: int) -> Replay:
     return Replay(kept, covered=frozenset(range(length)))
 
 
-def replay_changed(latest: Turn, transcript: Transcript, rules: Rules) -> Replay:
-    """What was sent for the messages that mean the same as before, and a break for each difference."""
-    found = align(latest.client, transcript.messages, patterns=rules.patterns, slot_match=rules.slot_match)
+def replay_changed(latest: Turn, transcript: Transcript, rules: Rules, *, is_sure: bool = True) -> Replay:
+    """What was sent for the messages that mean the same as before, and a break for each difference.
+
+    Where it is not sure that this is the turn's conversation, nothing is sent that the client does not hold now.
+    """
+    slot_match = rules.slot_match if is_sure else None
+    found = align(latest.client, transcript.messages, patterns=rules.patterns, slot_match=slot_match)
     unsent = Unsent.of(latest, found, transcript)
-    volatile = Volatile.of(found.differences, transcript, unsent.behind, rules)
-    cut = cut_messages(latest, found, transcript, unsent, rules)
+    volatile, cut = Volatile(), dict[int, int | None]()
+    if is_sure:
+        volatile = Volatile.of(found.differences, transcript, unsent.behind, rules)
+        cut = cut_messages(latest, found, transcript, unsent, rules)
+    else:
+        unsent = unsent.of_the_client()
     places: dict[int, int | None] = {**dict(found.pairs), **volatile.whole, **cut}
     # What stands in front of every message, and what stands for messages that are not sent.
     for first in (-1, *unsent.summaries):

@@ -23,6 +23,8 @@ from pydantic_core import from_json, to_json
 from context.images.base import ImageRef
 
 DIGEST_BYTES = 32
+# OpenAI's two names of a system message.
+SYSTEM_ROLES = frozenset(("system", "developer"))
 # Keys of a message that are compared in a form of their own.
 _OWN_KEYS = frozenset(("role", "content", "tool_calls"))
 # Keys that change nothing that a model is shown.
@@ -119,11 +121,16 @@ def chain_after(last: bytes, digest: bytes) -> bytes:
     return blake3(last + digest).digest()
 
 
+def text_part(text: str) -> dict[str, Any]:
+    """A text as a content part."""
+    return {"type": "text", "text": text}
+
+
 def parts_of(wire: Mapping[str, Any]) -> Sequence[Any]:
     """A message's content as parts; a string is one text part, nothing is none."""
     content = wire.get("content")
     if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
+        return [text_part(content)] if content else []
     return cast("list[Any]", content) if content else []
 
 

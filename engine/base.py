@@ -98,6 +98,8 @@ class EngineHealth:
 class BlockStored:
     """KV blocks became resident. Hashes are opaque; `extra_keys` has one entry a block: ((mm identifier, offset), ...).
 
+    `request_id` is the gateway's request that stored them; empty where the engine does not say.
+
     Source: vLLM 0.32, vllm/distributed/kv_events.py::BlockStored.
     """
 
@@ -106,6 +108,7 @@ class BlockStored:
     token_ids: tuple[int, ...]
     block_size: int
     extra_keys: tuple[tuple[Any, ...] | None, ...] = ()
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

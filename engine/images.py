@@ -209,12 +209,14 @@ async def open_chat(
     holdings: Holdings,
     send: Send,
     accepts_salt: bool | None = None,
+    names_request: bool = False,
 ) -> AsyncGenerator[EngineReply]:
     """Send a chat, with as few image bytes as the engine needs, and give its reply.
 
     `send` puts one body on the wire; leaving its context cancels that request. When the engine answers that it misses
     an image, that reply is closed and the request is sent once more with the bytes of every image. `accepts_salt`
-    (default: as `accepts_uuid`) says whether the body may carry the tenant's `cache_salt`.
+    (default: as `accepts_uuid`) says whether the body may carry the tenant's `cache_salt`. With `names_request` it
+    carries the request's id as `session_id`: vLLM's KV events bring it back, and it changes no hash.
 
     Raises:
         RequestError: the body cannot be written as JSON, or (413 `too_many_image_bytes`) the images that have to be
@@ -224,6 +226,8 @@ async def open_chat(
     body = {key: value for key, value in request.body.items() if key != "cache_salt"}
     if request.cache_salt and (accepts_uuid if accepts_salt is None else accepts_salt):
         body["cache_salt"] = request.cache_salt
+    if names_request:
+        body["session_id"] = request.request_id
     generation = holdings.generation
     first = await render(body, accepts_uuid=accepts_uuid, held=holdings, max_image_bytes=request.max_image_bytes)
     async with send(first.segments) as reply:

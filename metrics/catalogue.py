@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
+
+from context.plan import Actor, Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,16 @@ class Entry:
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+CAUSES: tuple[str, ...] = get_args(Cause)
+ACTORS: tuple[str, ...] = get_args(Actor)
+MODALITIES = ("text", "image")
+# What `context/plan.py::Healed` may say; a word that is not here counts as `other`.
+HEALED = (
+    *("encoding", "content_form", "image_detail", "arguments", "call_keys", "null_keys", "cache_control", "key_order"),
+    *("spelling", "tools", "frozen", "tail", "slot_match", "control_tokens"),
+)
+_CAUSES, _ACTORS, _MODALITIES = ", ".join(CAUSES), ", ".join(ACTORS), ", ".join(MODALITIES)
 
 _ENTRIES = (
     Entry(
@@ -72,6 +84,76 @@ _ENTRIES = (
         "Completed requests whose cache figures the engine did not report. Their prompt tokens have no disposition and "
         "are not in `stillframe_prompt_tokens_total`.",
         "Start the engine with `--enable-prompt-tokens-details`, or accept that it does not tell.",
+    ),
+    Entry(
+        "stillframe_dropped_records",
+        "counter",
+        "Turn records that are lost: the file could not be written for so long that memory was full.",
+        "Above 0: see the log for what is wrong with `data_dir/ledger.db`; the reports lack these turns.",
+    ),
+    Entry(
+        "stillframe_expected_read_tokens",
+        "counter",
+        "Prompt tokens of completed requests that the turn before and the cache would have allowed to be read.",
+        "Far above what was read: `stillframe_lost_tokens_total` says why, and by whom.",
+    ),
+    Entry(
+        "stillframe_lost_tokens",
+        "counter",
+        "Prompt tokens of completed requests that were expected to be read and were not, by why and by whom.",
+        "`client`: the application changes its history; docs/cases.md says what can be done for each. `engine`: a "
+        "larger KV cache, or fewer conversations at a time. `policy`: what its YAML asks for. `template`: the model's "
+        "chat template does not only append. `gateway`: the salt, the model or the upstream changed.",
+        {"cause": _CAUSES, "actor": _ACTORS},
+    ),
+    Entry(
+        "stillframe_turns",
+        "counter",
+        "Completed requests by why less was read than was sent before; `none` where nothing was lost.",
+        "`cold` should be about the number of new conversations; more of it: conversations are not found again.",
+        {"cause": f"none, {_CAUSES}"},
+    ),
+    Entry(
+        "stillframe_policy_evictions",
+        "counter",
+        "Requests for which the policy took images out of the history.",
+        "Nothing by itself. Rising faster than conversations grow: give the policy larger batches "
+        "(configs/policies/README.md).",
+    ),
+    Entry(
+        "stillframe_summaries",
+        "counter",
+        "Summaries that a policy asked the engine for.",
+        "`failed`: the engine refuses them or takes longer than `context.summary_timeout_seconds`; the log says which.",
+        {"result": "made, failed"},
+    ),
+    Entry(
+        "stillframe_healed",
+        "counter",
+        "Differences without a meaning that were undone by sending what was sent before, each by what differed.",
+        "Nothing: this is what the gateway is for. A client of one's own may as well stop making them.",
+        {"what": f"{', '.join(HEALED)}, other"},
+    ),
+    Entry(
+        "stillframe_kv_resident_tokens",
+        "gauge",
+        "Tokens in the engine's prefix cache, by what they are, from its KV events.",
+        "Flat at its highest with evictions beside it: the KV cache is full.",
+        {"modality": _MODALITIES},
+    ),
+    Entry(
+        "stillframe_kv_evicted_tokens",
+        "counter",
+        "Tokens that left the engine's prefix cache, by what they were.",
+        'Rising with `stillframe_lost_tokens_total{cause="engine_eviction"}`: what is evicted is needed again; give '
+        "the engine more KV memory.",
+        {"modality": _MODALITIES},
+    ),
+    Entry(
+        "stillframe_kv_event_gaps",
+        "counter",
+        "Gaps in the engine's KV events. After one, what is resident is not known until it is synchronized again.",
+        "Rising: the gateway is short of CPU time, or the engine's event buffer is too small.",
     ),
     Entry(
         "stillframe_image_lookups",

@@ -68,8 +68,10 @@ class GatewayClient:
         return record["encoder_runs"], record["encoder_hits"]
 
     async def tokens(self, body: Mapping[str, Any]) -> list[int]:
-        """The prompt's token ids, images expanded, by the engine's own tokenizer."""
-        asked = {"model": body["model"], "messages": body["messages"], "add_generation_prompt": True}
+        """The prompt's token ids, images expanded, by the engine's own tokenizer. An answer begins behind them, unless
+        `add_generation_prompt` is false."""
+        begins = body.get("add_generation_prompt", True)
+        asked = {"model": body["model"], "messages": body["messages"], "add_generation_prompt": begins}
         if "tools" in body:
             asked["tools"] = body["tools"]
         return (await self._json("POST", "/engine/tokenize", asked))["tokens"]

@@ -35,14 +35,14 @@ class PreviewTurn:
     """One turn: how long its prompt is, how much of it no earlier prompt began with, and where it broke.
 
     `cause` is of the break; empty when the prompt extends what was sent. `place` is where the break is. What a summary
-    of this turn costs the engine counts as uncached, too.
+    of this turn costs the engine counts as computed, too.
     """
 
     turn: int
     messages: int
     images: int
     prompt_tokens: int
-    uncached_tokens: int
+    computed_tokens: int
     cause: str = ""
     actor: str = ""
     place: str = ""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from context.images.stats import ImageStats
-from metrics.catalogue import CATALOGUE
+from metrics.catalogue import CATALOGUE, HEALED, MODALITIES
+from metrics.records.record import Outcome, TurnRecord
 from metrics.usage import Usage
 
-Outcome = Literal["completed", "aborted", "failed", "refused"]
+Modality = Literal["text", "image"]
 
 # Set before prometheus_client is imported, it makes the worker processes share their figures through files.
 WORKERS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -35,6 +37,18 @@ class GatewayMetrics:
         self.visual_tokens = self._counter("stillframe_visual_tokens")
         self.completion_tokens = self._counter("stillframe_completion_tokens")
         self.unreported = self._counter("stillframe_unreported_requests")
+        self._dropped_records = self._counter("stillframe_dropped_records")
+        self._dropped = 0
+        self._expected_read = self._counter("stillframe_expected_read_tokens")
+        self._lost, self._turns = self._counter("stillframe_lost_tokens"), self._counter("stillframe_turns")
+        self._policy_evictions = self._counter("stillframe_policy_evictions")
+        self._summaries, self._healed = self._counter("stillframe_summaries"), self._counter("stillframe_healed")
+        self._kv_resident = self._gauge("stillframe_kv_resident_tokens", "livemax")
+        self._kv_evicted = self._counter("stillframe_kv_evicted_tokens")
+        self._kv_gaps = self._counter("stillframe_kv_event_gaps")
+        # Shown as 0 from the beginning: a rise from nothing is none to Prometheus.
+        for modality in MODALITIES:
+            self._kv_evicted.labels(modality)
         self.image_lookups = self._counter("stillframe_image_lookups")
         self.image_fetches = self._counter("stillframe_image_fetches")
         self.image_bytes = self._counter("stillframe_sent_image_bytes")
@@ -57,8 +71,74 @@ class GatewayMetrics:
         entry = CATALOGUE[name]
         return Histogram(name, entry.meaning, tuple(entry.labels), registry=self.registry, buckets=entry.buckets)
 
-    def _gauge(self, name: str, across_workers: Literal["livesum", "livemin"]) -> Gauge:
-        return Gauge(name, CATALOGUE[name].meaning, registry=self.registry, multiprocess_mode=across_workers)
+    def _gauge(self, name: str, across_workers: Literal["livesum", "livemin", "livemax"]) -> Gauge:
+        entry = CATALOGUE[name]
+        labels = tuple(entry.labels)
+        return Gauge(name, entry.meaning, labels, registry=self.registry, multiprocess_mode=across_workers)
+
+    def count_record(self, record: TurnRecord) -> None:
+        """Count a turn: its outcome, its times and, where it was completed, its tokens and what it lost. Everything
+        that a record says of a turn is counted here and nowhere else."""
+        first_token, total = record.first_token_seconds, record.total_seconds
+        self.count_ended(record.outcome, record, stream=record.stream, first_token=first_token, total=total)
+        self.count_attributed(record)
+
+    def count_ended(
+        self,
+        outcome: Outcome,
+        usage: Usage | TurnRecord,
+        *,
+        stream: bool,
+        first_token: float | None,
+        total: float | None,
+    ) -> None:
+        """Count what is known of a turn at its very end; `first_token` and `total` in seconds."""
+        self.count_request(outcome, stream=stream)
+        if total is not None:
+            self.total_seconds.observe(total)
+        if first_token is not None:
+            self.first_byte_seconds.observe(first_token)
+        if outcome == "completed":
+            self.count_usage(usage)
+
+    def count_attributed(self, record: TurnRecord) -> None:
+        """Count what the policy evicted, and what a completed turn lost and why."""
+        if record.image_eviction:
+            self._policy_evictions.inc()
+        if record.outcome != "completed":
+            return
+        self._turns.labels(record.cause or "none").inc()
+        if record.expected_read:
+            self._expected_read.inc(record.expected_read)
+        if record.lost_tokens and record.cause is not None and record.actor is not None:
+            self._lost.labels(record.cause, record.actor).inc(record.lost_tokens)
+
+    def count_healed(self, words: Iterable[str]) -> None:
+        """Count differences that were undone, each by its word (`context/plan.py::Healed`)."""
+        for word in words:
+            self._healed.labels(word if word in HEALED else "other").inc()
+
+    def count_summary(self, is_made: bool) -> None:
+        """Count a summary that the engine was asked for."""
+        self._summaries.labels("made" if is_made else "failed").inc()
+
+    def set_kv_resident(self, tokens: Mapping[Modality, int]) -> None:
+        """Say what the engine's prefix cache holds now."""
+        for modality, count in tokens.items():
+            self._kv_resident.labels(modality).set(count)
+
+    def count_kv_evicted(self, modality: Modality, tokens: int) -> None:
+        """Count tokens that left the engine's prefix cache."""
+        self._kv_evicted.labels(modality).inc(tokens)
+
+    def count_kv_gap(self) -> None:
+        """Count a gap in the engine's KV events."""
+        self._kv_gaps.inc()
+
+    def count_dropped_records(self, dropped: int) -> None:
+        """Count the records that were lost since the last call; `dropped` is all of them."""
+        self._dropped_records.inc(dropped - self._dropped)
+        self._dropped = dropped
 
     def count_images(self, stats: ImageStats) -> None:
         """Count what the image service did since the last call."""
@@ -79,7 +159,7 @@ class GatewayMetrics:
             counter = self._by_outcome[outcome, stream] = self._requests.labels(outcome, str(stream).lower())
         counter.inc()
 
-    def count_usage(self, usage: Usage) -> None:
+    def count_usage(self, usage: Usage | TurnRecord) -> None:
         """Count a completed turn's tokens; what was not reported is not counted as 0."""
         if usage.completion_tokens:
             self.completion_tokens.inc(usage.completion_tokens)

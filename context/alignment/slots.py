@@ -10,12 +10,11 @@ from pydantic_core import to_json
 from context.alignment.order import common
 from context.alignment.texts import may_stand_for_an_image
 from context.layout.volatile import first_difference
-from context.transcript import ImagePart, Message
+from context.transcript import SYSTEM_ROLES, ImagePart, Message
 
 # How many old messages are looked at for each new one, so that the work grows with the number of messages alone.
 _LOOK_AHEAD = 16
 _SAMPLE_CHARACTERS = 256
-INSTRUCTION_ROLES = frozenset(("system", "developer"))
 
 
 def slots(old: Sequence[Message], new: Sequence[Message]) -> list[tuple[int, int]]:
@@ -67,7 +66,7 @@ def _alike(old: Sequence[Message], new: Sequence[Message]) -> Iterator[tuple[int
 def _related(old: Message, new: Message) -> bool:
     if old.role != new.role:
         return False
-    if old.role in INSTRUCTION_ROLES or _calls(old) & _calls(new):
+    if old.role in SYSTEM_ROLES or _calls(old) & _calls(new):
         return True
     if {part.ref.image_id for _, part in old.images} & {part.ref.image_id for _, part in new.images}:
         return True

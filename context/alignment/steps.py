@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from context.alignment.slots import INSTRUCTION_ROLES, slots
-from context.transcript import Message
+from context.alignment.slots import slots
+from context.transcript import SYSTEM_ROLES, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def runs_of_removed(old: Sequence[Message], steps: Sequence[Step]) -> dict[int, 
     gone = [step.before for step in steps if step.before is not None and step.after is None]
     if not gone:
         return {}
-    head = next((index for index, message in enumerate(old) if message.role not in INSTRUCTION_ROLES), len(old))
+    head = next((index for index, message in enumerate(old) if message.role not in SYSTEM_ROLES), len(old))
     runs: dict[int, Run] = {}
     start = 0
     for end in range(1, len(gone) + 1):

@@ -11,34 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from aiohttp.abc import AbstractResolver
-from blake3 import blake3
 
 from context.errors import ConfigError, ImageError
 from context.images.base import INLINE_BYTES, NO_IMAGE, FetchLimits, ImageLimits, ImageRef, ImageSource, placed
-from context.images.dataurl import decode_image_text
-from context.images.decode import Canonical, canonicalize
 from context.images.fetch import ImageFetcher
 from context.images.header import MEDIA_TYPES
 from context.images.memo import Lru, SingleFlight
 from context.images.near import NearDuplicate, NearDuplicates
 from context.images.pins import Pins
 from context.images.places import Places
-from context.images.snapshots import Snapshots, digest_of
-from context.images.sniff import sniff
+from context.images.snapshots import Snapshots
 from context.images.stats import ImageStats
+from context.images.work import bytes_digest, bytes_of, canonical_of, run_in, step_back, text_digest
 from context.store.blobs import BlobStore
 
-_T = TypeVar("_T")
-_HASH_CHARS = 1024 * 1024
-_DECODER_NICENESS = 10
 # A fetch that waits holds no bytes. Several requests of the largest size may wait, so that none is refused for its own.
 _WAITING_REQUESTS = 4
 
@@ -75,7 +66,7 @@ class ImageService:
         self._stats = ImageStats()
         # Only who holds one of these places holds decoded base64, so memory is bounded with it.
         self._places = Places(limits.decode_threads, limits.decode_queue, "decoded")
-        self._decoders = ThreadPoolExecutor(limits.decode_threads, "image-decode", initializer=_step_back)
+        self._decoders = ThreadPoolExecutor(limits.decode_threads, "image-decode", initializer=step_back)
         self._helper = ThreadPoolExecutor(1, "image-helper")
         self._flights = SingleFlight()
         self._near = NearDuplicates(limits.near_duplicate_distance, self._helper)
@@ -142,6 +133,10 @@ class ImageService:
         """
         return await self._pins.payload(ref, tenant)
 
+    async def has(self, ref: ImageRef, *, tenant: str) -> bool:
+        """Whether the bytes of an image are there. A store that cannot be read is believed to have them."""
+        return await self._pins.keep(ref, tenant)
+
     def near_duplicates(self, tenant: str) -> list[NearDuplicate]:
         """Pairs of the tenant's images that look alike. A report only; such images are never merged."""
         return self._near.report(tenant)
@@ -190,8 +185,8 @@ class ImageService:
 
     async def _text_digest(self, text: str | memoryview, tenant: str) -> bytes:
         if len(text) <= INLINE_BYTES:
-            return _text_digest(tenant, text)
-        return await self._run(self._helper, _text_digest, tenant, text)
+            return text_digest(tenant, text)
+        return await run_in(self._helper, text_digest, tenant, text)
 
     async def _resolve_text(self, text: str | memoryview, tenant: str, is_history: bool) -> ImageRef:
         digest = await self._text_digest(text, tenant)
@@ -205,7 +200,7 @@ class ImageService:
 
     async def _first_sight(self, digest: bytes, text: str | memoryview, tenant: str) -> ImageRef:
         async with self._places.hold():
-            data, data_digest = await self._run(self._decoders, _bytes_of, tenant, text, self.limits.max_image_bytes)
+            data, data_digest = await run_in(self._decoders, bytes_of, tenant, text, self.limits.max_image_bytes)
             ref = await self._identify(data, data_digest, tenant)
         self._wire.put(digest, ref)
         return ref
@@ -240,9 +235,9 @@ class ImageService:
         self._stats.fetches += 1
         async with self._fetcher.fetch(url) as data:
             if len(data) <= INLINE_BYTES:
-                digest = _bytes_digest(tenant, data)
+                digest = bytes_digest(tenant, data)
             else:
-                digest = await self._run(self._helper, _bytes_digest, tenant, data)
+                digest = await run_in(self._helper, bytes_digest, tenant, data)
             if ref := await self._known(self._bytes, digest, tenant):
                 self._stats.byte_hits += 1
                 return ref
@@ -260,43 +255,13 @@ class ImageService:
 
     async def _decode(self, data: bytes, tenant: str) -> ImageRef:
         self._stats.decodes += 1
-        image = await self._run(self._decoders, _canonical, data, self.limits)
+        image = await run_in(self._decoders, canonical_of, data, self.limits)
         self._stats.rewrites += image.pinned is not data
         return await self._pins.pin(image, tenant)
 
     async def _known(self, memo: Lru[bytes, ImageRef], digest: bytes, tenant: str) -> ImageRef | None:
         ref = memo.get(digest)
         return None if ref is None else await self._pins.find(ref.image_id, tenant)
-
-    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., _T], *args: Any) -> _T:
-        # What waits for a thread must not outlive who asked: a cancelled call's place in the queue would go on holding
-        # the whole body of its request.
-        held = [args]
-
-        def call() -> _T:
-            return work(*held.pop())
-
-        try:
-            return await asyncio.get_running_loop().run_in_executor(pool, call)
-        finally:
-            held.clear()
-
-
-def _step_back() -> None:
-    """Let the event loop go first: on a busy machine it would wait behind the decoders for whole time slices."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _DECODER_NICENESS)
-
-
-def _text_digest(tenant: str, text: str | memoryview) -> bytes:
-    """Digest of what the client sent. In pieces, so that a long text is never copied as a whole."""
-    digest = blake3(digest_of("wire", tenant))
-    if isinstance(text, memoryview):
-        return digest.update(text).digest()
-    for start in range(0, len(text), _HASH_CHARS):
-        # surrogatepass: any string that JSON can carry has a digest; the decoder refuses it later.
-        digest.update(text[start : start + _HASH_CHARS].encode("utf-8", "surrogatepass"))
-    return digest.digest()
 
 
 def _given_up_key(digest: bytes) -> str:
@@ -305,16 +270,3 @@ def _given_up_key(digest: bytes) -> str:
 
 def _given_up() -> ImageError:
     return ImageError("The image could not be used before. Send it in a new message.", code="image_given_up")
-
-
-def _bytes_digest(tenant: str, data: bytes) -> bytes:
-    return blake3(digest_of("bytes", tenant)).update(data).digest()
-
-
-def _bytes_of(tenant: str, text: str | memoryview, max_bytes: int) -> tuple[bytes, bytes]:
-    data = decode_image_text(text, max_bytes)
-    return data, _bytes_digest(tenant, data)
-
-
-def _canonical(data: bytes, limits: ImageLimits) -> Canonical:
-    return canonicalize(data, sniff(data, limits), limits)

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from context.transcript import SYSTEM_ROLES
+
 _RESULT_ROLES = frozenset(("tool", "function"))
-_HEAD_ROLES = frozenset(("system", "developer"))
 _GROUP = "group"
 _REPLIES = frozenset(("assistant", _GROUP))
 
@@ -96,7 +97,7 @@ def turn_boundaries(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
     before: str | None = None
     for unit in units(messages):
         role = _GROUP if _is_group(messages, unit) else cast("str", messages[unit.start]["role"])
-        if before is None and role in _HEAD_ROLES:
+        if before is None and role in SYSTEM_ROLES:
             continue
         asks = role not in _REPLIES
         if before is None or (before in _REPLIES and asks) or (before == role == _GROUP):

@@ -1,4 +1,4 @@
-"""Images in messages whose role many templates and engines take text from alone: tool results and system messages."""
+"""Images in tool results, of which many templates and engines take text alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any, Literal
 from context.images.base import ImageRef
 from context.layout.groups import tool_groups
 from context.plan import SentMessage
-from context.transcript import ImagePart, parts_of
+from context.transcript import ImagePart, parts_of, text_part
 
 ToolImages = Literal["pass", "hoist"]
 _TOOL_ROLES = frozenset(("tool", "function"))
-_SYSTEM_ROLES = frozenset(("system", "developer"))
 
 
 def marker(ref: ImageRef) -> str:
@@ -20,46 +19,15 @@ def marker(ref: ImageRef) -> str:
     return f"[image_id {ref.image_id} {ref.width}x{ref.height}]"
 
 
-def lay_out_tool_images(
-    wires: Sequence[Mapping[str, Any]], mode: ToolImages, *, first: int = 0
-) -> tuple[SentMessage, ...]:
-    """Messages as they are sent, with images of tool results where `mode` says. Nothing is mutated.
-
-    `pass` leaves every message as it is. `hoist` puts a marker in an image's place, and behind the whole tool group
-    (never inside: an engine wants a call's results directly behind it) one user message with the group's images in
-    order, each under its marker. A second run changes nothing, and neither do messages that are added behind.
-
-    Args:
-        wires: messages with `ImagePart`s, whole tool groups.
-        mode: `pass` or `hoist`.
-        first: the index of `wires[0]` in the client's messages, for `SentMessage.source`.
-    """
-    sent = [SentMessage(wire, first + index) for index, wire in enumerate(wires)]
-    if mode == "pass":
-        return tuple(sent)
-    laid_out: list[SentMessage] = []
-    done = 0
-    for group in tool_groups(wires):
-        laid_out += sent[done : group.start]
-        payload: list[Any] = []
-        for one in sent[group.start : group.stop]:
-            is_result = one.wire["role"] in _TOOL_ROLES and bool(one.images)
-            laid_out.append(SentMessage(_with_markers(one.wire), one.source) if is_result else one)
-            if is_result:
-                payload += [part for image in one.images for part in (_text(marker(image.ref)), image)]
-        if payload:
-            laid_out.append(SentMessage({"role": "user", "content": payload}, None, "hoisted"))
-        done = group.stop
-    return (*laid_out, *sent[done:])
-
-
 def hoist(
     sent: Sequence[SentMessage], client: Sequence[Mapping[str, Any]], fresh: Container[int]
 ) -> tuple[list[SentMessage], tuple[ImagePart, ...]]:
-    """`lay_out_tool_images` for messages of which some were sent before. Nothing is mutated.
+    """Take the images of tool results out of them. Nothing is mutated.
 
-    A group that has a fresh message gets its images in one user message behind it, in place of the one that it had. A
-    group that is still open gets none: a result that comes later would stand behind it.
+    A marker stands in an image's place. A group that has a fresh message gets its images in one user message behind the
+    whole group, in order and each under its marker, in place of the one that it had; never inside, for an engine wants
+    a call's results directly behind it. A group that is still open gets none: a result that comes later would stand
+    behind it. Messages that are added behind change nothing before them.
 
     Args:
         sent: what is sent, in order.
@@ -90,26 +58,11 @@ def hoist(
         if group.is_open:
             waiting += images
         elif images:
-            payload = [part for image in images for part in (_text(marker(image.ref)), image)]
+            payload = [part for image in images for part in (text_part(marker(image.ref)), image)]
             laid_out.append(SentMessage({"role": "user", "content": payload}, None, "hoisted"))
     return [*laid_out, *sent[done:]], tuple(waiting)
 
 
-def images_in_system(wires: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, int], ...]:
-    """Message and part of every image in a system or developer message, in order."""
-    return tuple(
-        (index, position)
-        for index, wire in enumerate(wires)
-        if wire["role"] in _SYSTEM_ROLES
-        for position, part in enumerate(parts_of(wire))
-        if isinstance(part, ImagePart)
-    )
-
-
 def _with_markers(wire: Mapping[str, Any]) -> dict[str, Any]:
-    parts = [_text(marker(part.ref)) if isinstance(part, ImagePart) else part for part in parts_of(wire)]
+    parts = [text_part(marker(part.ref)) if isinstance(part, ImagePart) else part for part in parts_of(wire)]
     return {**wire, "content": parts}
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from context.plan import SentMessage, Turn
 from context.store.turn_rows import Point, Reply, Row, replied
@@ -42,8 +43,8 @@ class RowMemory:
 
     def match(self, tenant: str, chain: Sequence[bytes]) -> Point | None:
         """The longest prefix of `chain` that is in memory."""
-        points = self._points
-        return next((found for digest in reversed(chain) if (found := points.get((tenant, digest))) is not None), None)
+        # Mostly none of 180 is there when one was not found at once: in C that takes two thirds of the time.
+        return next(filter(None, map(self._points.get, zip(repeat(tenant), reversed(chain), strict=False))), None)
 
     def newest(self, tenant: str, conversation: str) -> int | None:
         """The last turn of a conversation that is in memory."""

@@ -16,7 +16,7 @@ from context.layout.control import DEFAULT_TOKENS, ControlTokens
 from context.layout.hoist import ToolImages
 from context.layout.patterns import BUILTIN, Patterns
 from context.plan import PrefixBreak, SentMessage, SummaryRequest
-from context.transcript import Message
+from context.transcript import SYSTEM_ROLES, Message
 
 Estimate = Callable[[Mapping[str, Any]], int]
 VolatileText = Literal["report", "freeze", "tail"]
@@ -45,7 +45,7 @@ class Rules:
     control_tokens: ControlTokens | None = DEFAULT_TOKENS
     patterns: Patterns = BUILTIN
     volatile: VolatileText = "report"
-    volatile_roles: frozenset[str] = frozenset(("system", "developer"))
+    volatile_roles: frozenset[str] = SYSTEM_ROLES
     tool_images: ToolImages = "pass"
     slot_match: SlotMatch | None = None
     defer_client_window: bool = False
@@ -137,8 +137,11 @@ class Policy(Protocol):
     def shape(self, view: View) -> Shaped:
         """What to send.
 
-        The last user message, what stands behind it, open tool groups and pinned images are never touched; no tool
-        group is split, and nothing changes its place. Equal views give equal results.
+        Never touched is the current turn: the last user message with those that lead up to it, and the last step,
+        which is everything behind the model's last reply and that reply's tool group. The steps before it that an agent
+        has finished behind the same message are history like any other. `reference` alone shows the images of the
+        current turn in the tail. Nor are system messages, open tool groups and pinned images touched; no tool group is
+        split, and nothing changes its place. Equal views give equal results.
         """
         ...
 

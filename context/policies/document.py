@@ -154,7 +154,7 @@ def _above_low(low: int) -> str:
 
 class SlidingPart(Part):
     keep_images: int = Field(default=3, ge=0, description="so many images stay, the last ones")
-    marker: bool = Field(default=False, description="leave the name of each deleted image in its place")
+    marker: bool = Field(default=False, description="leave the marker of each deleted image in its place")
 
 
 class BatchedPart(Part):

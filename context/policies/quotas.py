@@ -110,13 +110,16 @@ def check_quotas(
         limit: int | None = getattr(quotas, name)
         if limit is not None and (total := sum(weights[name])) > limit:
             place = _place(client, *places[_first_beyond(weights[name], limit)])
-            remedy = "Send fewer images" if place == _NOWHERE else f"Leave out {place}"
-            raise RequestError(
-                f"This request would send {total} {words}; the policy's quota {name} is {limit}. {remedy}, or raise "
-                "the quota.",
-                code="quota_exceeded",
-                param=place,
-            )
+            raise _exceeded(f"{total} {words}", f"{name} is {limit}", place)
+
+
+def _exceeded(count: str, quota: str, place: str) -> RequestError:
+    remedy = "Send fewer images" if place == _NOWHERE else f"Leave out {place}"
+    return RequestError(
+        f"This request would send {count}; the policy's quota {quota}. {remedy}, or raise the quota.",
+        code="quota_exceeded",
+        param=place,
+    )
 
 
 def _occurrences(plan: PromptPlan) -> Iterator[tuple[ImagePart, SentMessage | None, int]]:

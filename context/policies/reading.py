@@ -159,9 +159,11 @@ def _reason(error: ErrorDetails, at: Path, kind: str) -> str:
             return "must be a whole number" if found.startswith("int_") else "must be a number"
         case found if found.startswith("bool_"):
             return "must be true or false"
+        case "too_long" | "too_short" | "string_too_long" | "string_too_short":
+            bound = f"at most {told['max_length']}" if "max_length" in told else f"at least {told['min_length']}"
+            return f"must have {bound} {'characters' if error['type'].startswith('string') else 'entries'}"
         case _:
-            words = error["msg"][:1].lower() + error["msg"][1:]
-            return f"cannot be used: {words}; look it up in configs/policies/README.md"
+            return f"cannot be used; it is {_description(kind, at)}"
 
 
 def _model(kind: str, at: Path) -> type[BaseModel] | None:

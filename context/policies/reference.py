@@ -22,11 +22,10 @@ from context.images.base import ImageRef
 from context.layout.groups import turn_boundaries
 from context.plan import SentMessage
 from context.policies.base import Rules, Shaped, View
-from context.transcript import ImagePart, Message, parts_of
+from context.transcript import SYSTEM_ROLES, ImagePart, Message, parts_of, text_part
 
 ID_CHARS = 64
 MIN_NAME_CHARS = 12
-_HEAD_ROLES = frozenset(("system", "developer"))
 _NAME = re.compile(rf"(?<![0-9a-zA-Z])[0-9a-f]{{{MIN_NAME_CHARS},{ID_CHARS}}}(?![0-9a-zA-Z])")
 _MARKER = re.compile(rf"\[image_id ([0-9a-f]{{{MIN_NAME_CHARS},{ID_CHARS}}}) \d+x\d+, turn (\d+)\]")
 
@@ -63,7 +62,7 @@ class Reference:
         pins = view.request.pins
         sent: list[SentMessage] = []
         for at, one in enumerate(view.sent):
-            if at < fixed or one.wire["role"] in _HEAD_ROLES or not one.images:
+            if at < fixed or one.wire["role"] in SYSTEM_ROLES or not one.images:
                 sent.append(one)
             elif one.origin != "hoisted":
                 # What was hoisted is at the tail.
@@ -74,7 +73,7 @@ class Reference:
         in_history = {part.ref.image_id for one in sent for part in one.images}
         in_message = {(one.source, part.ref.image_id) for one in sent for part in one.images}
         images = [(at, part) for at, message in enumerate(view.client) for _, part in message.images]
-        images = [(at, part) for at, part in images if view.client[at].role not in _HEAD_ROLES]
+        images = [(at, part) for at, part in images if view.client[at].role not in SYSTEM_ROLES]
         known = {part.ref.image_id: part for _, part in images}
         now, kept = _this_turn(view.client), _turns_before(view.client, self.keep_turns)
         current = [part for at, part in images if at in now and (at, part.ref.image_id) not in in_message]
@@ -88,7 +87,7 @@ class Reference:
             room = max(0, limit - sum(len(one.images) for one in sent) - len(shown))
             more = more[len(more) - room :] if room < len(more) else more
         for part in [*more, *shown]:
-            yield _text(names.name(part.ref))
+            yield text_part(names.name(part.ref))
             yield part
 
 
@@ -122,7 +121,7 @@ class _Names:
         """The message with names in place of its images; pinned ones stay."""
         pinned = frozenset(pins)
         parts = [
-            _text(self.name(part.ref)) if isinstance(part, ImagePart) and part.ref.image_id not in pinned else part
+            text_part(self.name(part.ref)) if isinstance(part, ImagePart) and part.ref.image_id not in pinned else part
             for part in parts_of(wire)
         ]
         return {**wire, "content": parts}
@@ -206,7 +205,3 @@ def _once(parts: Iterable[ImagePart]) -> list[ImagePart]:
 
 def _ids(parts: Iterable[ImagePart]) -> set[str]:
     return {part.ref.image_id for part in parts}
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}

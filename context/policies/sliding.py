@@ -13,12 +13,11 @@ class Sliding:
     """Sends the last `keep_images` images.
 
     Each turn that deletes an image which was sent before is a break, and all behind that image is prefilled again: with
-    an image a turn, in every turn. Pinned images and those of the current turn stay and count for nothing and for what
-    is kept.
+    an image a turn, in every turn. Pinned images stay and do not count; those of the current turn stay and count.
 
     Attributes:
         keep_images: so many images stay, the last ones.
-        marker: leave each deleted image's marker in its place, where else nothing stands.
+        marker: leave the marker of each deleted image in its place; without it nothing stands there.
     """
 
     keep_images: int = 3

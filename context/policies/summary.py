@@ -20,7 +20,8 @@ from context.layout.groups import tool_groups, turn_boundaries
 from context.layout.hoist import marker
 from context.plan import SentMessage, SummaryRequest
 from context.policies.base import Rules, Shaped, View, break_at
-from context.transcript import ImagePart, parts_of
+from context.policies.places import names_of
+from context.transcript import SYSTEM_ROLES, ImagePart, parts_of
 
 SummaryUnit = Literal["turns", "prompt_tokens", "images"]
 INSTRUCTION = (
@@ -30,12 +31,12 @@ INSTRUCTION = (
 )
 # Turns until a summary that was not made is asked for again.
 RETRY_TURNS = 4
-_HEAD_ROLES = frozenset(("system", "developer"))
 _ASIDE = frozenset(("summary", "marker"))
 _OURS = _ASIDE | {"hoisted"}
-_MARKER = re.compile(r"\[image_id [0-9a-f]{12,64} \d+x\d+(?:, turn \d+)?\]")
 # A name takes some 50 tokens.
 _MOST_NAMED = 64
+# An estimate may be wrong by as much.
+_LONGEST_RATIO = 2
 _TITLE = re.compile(r"\[Summary v\d+ of messages (\d+)-\d+\]")
 
 
@@ -74,7 +75,7 @@ class Summary:
         segment = self._due(view)
         if segment is None:
             return Shaped(view.sent, state=view.state)
-        if view.summary is not None and (text := view.summary.strip()):
+        if view.summary is not None and (text := view.summary.strip()) and self._is_short(view, text):
             return self._summed_up(view, segment, text)
         tried = view.state.get("tried", -RETRY_TURNS)
         if view.number - tried < RETRY_TURNS:
@@ -83,6 +84,11 @@ class Summary:
         messages = (*(one.wire for one in view.sent[: segment[-1] + 1]), told)
         state = {**view.state, "tried": view.number}
         return Shaped(view.sent, state=state, summary=SummaryRequest(messages, self.max_tokens))
+
+    def _is_short(self, view: View, text: str) -> bool:
+        """Whether an engine kept to `max_tokens`, more or less: an upstream may not know that parameter, and what it
+        wrote would be in every prompt from now on."""
+        return view.request.estimate({"role": "user", "content": text}) <= _LONGEST_RATIO * self.max_tokens
 
     def _due(self, view: View) -> list[int] | None:
         """Indices of the messages to sum up; None where none is due, or none may be."""
@@ -151,7 +157,7 @@ def _kept(view: View) -> set[int]:
     """Messages that are sent on as they are, wherever they stand."""
     sent = view.sent
     question = range(current_turn(view.client), _question_end(view))
-    kept = {index for index, one in enumerate(sent) if one.wire["role"] in _HEAD_ROLES or one.source in question}
+    kept = {index for index, one in enumerate(sent) if one.wire["role"] in SYSTEM_ROLES or one.source in question}
     pinned = {index for index, one in enumerate(sent) if any(_is_pinned(view, part) for part in one.images)}
     for group in tool_groups([one.wire for one in sent]):
         stop = group.stop
@@ -176,7 +182,7 @@ def _names(view: View, ones: Iterable[SentMessage]) -> Iterator[str]:
         if one.source is not None:
             yield from (marker(part.ref) for _, part in view.client[one.source].images)
         elif one.origin in _ASIDE:
-            yield from (found.group() for text in _texts(one.wire) for found in _MARKER.finditer(text))
+            yield from names_of(one)
         else:
             yield from (marker(part.ref) for part in one.images)
 

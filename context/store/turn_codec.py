@@ -7,10 +7,13 @@ writes there are objects. A sent message that is the client's own, byte for byte
 from __future__ import annotations
 
 import json
+import struct
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain, repeat
+from typing import Any, TypeVar, cast
 
 from blake3 import blake3
 from pydantic_core import from_json, to_json
@@ -22,8 +25,14 @@ from context.transcript import DIGEST_BYTES, ImagePart, Message
 
 # What the objects of one message take beside its text, measured: a dict, a few strings, two digests.
 _MESSAGE_COST = 1024
-# A message's digest and form.
-_DIGESTS_BYTES = 2 * DIGEST_BYTES
+# A sent message of the client's is kept as its source and wire; others with their origin behind.
+_CLIENTS = 2
+_Kind = TypeVar("_Kind", ImageRef, ImagePart, Message, SentMessage)
+# What sets each field of these, frozen or not.
+_PUTS: dict[type[Any], list[Callable[[Any, Any], None]]] = {
+    kind: [getattr(kind, one.name).__set__ for one in fields(kind)]
+    for kind in (ImageRef, ImagePart, Message, SentMessage)
+}
 
 
 def encode(client: Sequence[Message], sent: Sequence[SentMessage], first: int) -> Blobs:
@@ -51,16 +60,12 @@ def _sent(one: SentMessage, client: Sequence[Message], wires: Sequence[bytes], f
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What `encode` made, several times: the digests one after the other, and JSON arrays of the arrays."""
+    """What `encode` made for several turns and their replies, each reply behind its turn: the digests one after the
+    other, and the arrays joined with commas."""
 
     digests: bytes
     client: str
     sent: str
-
-
-def texts_of(digests: str | None, client: str | None, sent: str | None) -> Texts:
-    """Texts of what was joined with commas, the digests in hexadecimal without; None for nothing."""
-    return Texts(bytes.fromhex(digests or ""), f"[{client or ''}]", f"[{sent or ''}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,64 +78,118 @@ class Decoded:
     sent: list[SentMessage]
 
 
-def decode(kept: Sequence[tuple[int, int, bool]], turns: Texts, replies: Texts) -> Decoded:
+def decode(kept: Sequence[tuple[int, int, int]], texts: Texts) -> Decoded:
     """What `encode` was given, with nothing hashed again: each turn's messages behind what it keeps of those before,
     and its reply behind them.
 
     Args:
-        kept: for each turn, the last one first, how many messages it keeps, the client's and those that were sent, and
-            whether it has a reply.
-        turns, replies: their messages in that order.
+        kept: for each turn, the first one first, how many messages it keeps, the client's and those that were sent, and
+            whether it has a reply: 0 or 1.
+        texts: their messages.
 
     Raises:
         ValueError: these are not its bytes.
     """
-    made = Decoded(kept[-1][0], kept[-1][1], [], [])
-    client, sent = made.client, made.sent
-    # All texts are read as one: here calls cost more than bytes.
-    turns_left, replies_left = _Left(turns), _Left(replies)
-    for kept_client, kept_sent, is_answered in reversed(kept):
-        if kept_client != made.kept_client + len(client) or kept_sent != made.kept_sent + len(sent):
-            client_from, sent_from = made.kept_client, made.kept_sent
-            _cut(client, client_from, kept_client)
-            _cut(sent, sent_from, kept_sent)
-            made = Decoded(min(client_from, kept_client), min(sent_from, kept_sent), client, sent)
-        turns_left.move_last(made)
+    # All texts are read as one, and all objects made at once: here calls cost more than bytes.
+    client: list[list[Any]] = value_of(f"[{texts.client}]")
+    sent: list[list[Any]] = value_of(f"[{texts.sent}]")
+    if len(client) != len(sent) or len(client) != len(kept) + sum([one[2] for one in kept]):
+        raise ValueError("a turn or a reply lacks its messages")
+    messages = _messages(list(chain.from_iterable(client)), texts.digests)
+    firsts: list[int] = []
+    for kept_client, _, is_answered in kept:
+        firsts.append(kept_client)
         if is_answered:
-            replies_left.move_last(made)
-    return made
+            firsts.append(kept_client + len(client[len(firsts) - 1]))
+    return _cut(kept, messages, _sent_messages(client, sent, firsts), client, sent)
 
 
-class _Left:
-    """Texts of which the last is taken each time."""
+def _messages(wires: list[dict[str, Any]], digests: bytes) -> list[Message]:
+    if len(digests) != len(wires) * 2 * DIGEST_BYTES:
+        raise ValueError("a message lacks its digests")
+    _revive(wires)
+    each = struct.unpack(f"{DIGEST_BYTES}s" * (2 * len(wires)), digests)
+    return _objects(Message, wires, each[::2], each[1::2])
 
-    def __init__(self, texts: Texts) -> None:
-        self._digests, self._end = texts.digests, len(texts.digests)
-        self._client: list[Any] = value_of(texts.client)
-        self._sent: list[Any] = value_of(texts.sent)
 
-    def move_last(self, made: Decoded) -> None:
-        wires = self._client.pop()
-        digests, at = self._digests, self._end - len(wires) * _DIGESTS_BYTES
-        self._end = at
-        client, sent = made.client, made.sent
-        begin, first = len(client), made.kept_client + len(client)
-        for wire in wires:
-            middle, end = at + DIGEST_BYTES, at + _DIGESTS_BYTES
-            client.append(Message(_revive(wire), digests[at:middle], digests[middle:end]))
-            at = end
-        for one in self._sent.pop():
-            if isinstance(one, int):
-                sent.append(SentMessage(client[begin + one].wire, first + one))
+def _sent_messages(
+    client: Sequence[Sequence[Any]], sent: Sequence[Sequence[Any]], firsts: Sequence[int]
+) -> list[SentMessage]:
+    """Messages as they were sent.
+
+    Args:
+        client, sent: what was kept, for each turn and reply.
+        firsts: the index in the transcript of the first of the client's messages of each.
+    """
+    wires: list[Any] = []
+    sources: list[int | None] = []
+    own: dict[int, str] = {}
+    for theirs, ours, first in zip(client, sent, firsts, strict=True):
+        for one in ours:
+            if one.__class__ is int:
+                wires.append(theirs[one])
+                sources.append(first + one)
             else:
-                sent.append(SentMessage(_revive(one[1]), one[0], *one[2:]))
+                own[len(wires)] = one[2] if len(one) > _CLIENTS else "client"
+                sources.append(one[0])
+                wires.append(one[1])
+    origins = ["client"] * len(wires)
+    for place, origin in own.items():
+        origins[place] = origin
+    _revive([wires[place] for place in own])
+    return _objects(SentMessage, wires, sources, origins)
 
 
-def _cut(messages: list[Any], first: int, kept: int) -> None:
-    """Drop all but the first `kept` of a list that starts at `first`."""
-    if kept > first + len(messages):
+def _cut(
+    kept: Sequence[tuple[int, int, int]],
+    client: list[Message],
+    sent: list[SentMessage],
+    client_groups: Sequence[Sequence[Any]],
+    sent_groups: Sequence[Sequence[Any]],
+) -> Decoded:
+    """Drop what the turns do not keep of those before them.
+
+    Args:
+        kept: see `decode`.
+        client, sent: all messages; they are changed.
+        client_groups, sent_groups: as many of each as a turn or a reply holds.
+    """
+    client_from, sent_from, _ = kept[0]
+    client_end = sent_end = group = 0
+    for kept_client, kept_sent, is_answered in kept:
+        if kept_client != client_from + client_end:
+            client_end = _drop(client, client_from, client_end, kept_client)
+            client_from = min(client_from, kept_client)
+        if kept_sent != sent_from + sent_end:
+            sent_end = _drop(sent, sent_from, sent_end, kept_sent)
+            sent_from = min(sent_from, kept_sent)
+        for _ in range(1 + is_answered):
+            client_end += len(client_groups[group])
+            sent_end += len(sent_groups[group])
+            group += 1
+    return Decoded(client_from, sent_from, client, sent)
+
+
+def _drop(messages: list[Any], first: int, end: int, kept: int) -> int:
+    """Drop those before `end`, of a list that starts at `first`, but the first `kept`; where the others then begin."""
+    if kept > first + end:
         raise ValueError("a turn keeps more than there is")
-    del messages[max(0, kept - first) :]
+    begin = max(0, kept - first)
+    del messages[begin:end]
+    return begin
+
+
+def _objects(kind: type[_Kind], *columns: Sequence[Any]) -> list[_Kind]:
+    """Objects of a frozen slotted dataclass by their fields' values. As many calls of it take three times as long.
+
+    Raises:
+        ValueError: there are fewer columns than fields, or more.
+    """
+    new: Callable[[type[_Kind]], _Kind] = object.__new__
+    made = list(map(new, repeat(kind, len(columns[0]))))
+    for put, column in zip(_PUTS[kind], columns, strict=True):
+        deque(map(put, made, column), maxlen=0)
+    return made
 
 
 def same_bytes(one: SentMessage, other: SentMessage) -> bool:
@@ -190,17 +249,18 @@ def _image(part: ImagePart) -> list[Any]:
     return [ref.image_id, ref.width, ref.height, ref.media_type, ref.size_bytes, part.detail]
 
 
-def _revive(wire: dict[str, Any]) -> dict[str, Any]:
-    content = wire.get("content")
-    if content.__class__ is list:
-        parts = cast("list[Any]", content)
-        wire["content"] = [_image_of(one) if one.__class__ is list else one for one in parts]
-    return wire
-
-
-def _image_of(kept: list[Any]) -> ImagePart:
-    image_id, width, height, media_type, size_bytes, detail = kept
-    return ImagePart(ImageRef(image_id, width, height, media_type, size_bytes), detail)
+def _revive(wires: Sequence[dict[str, Any]]) -> None:
+    """Put `ImagePart`s where images were kept as lists."""
+    contents: list[list[Any]] = [content for wire in wires if (content := wire.get("content", "")).__class__ is list]
+    found = [part for content in contents for part in content if part.__class__ is list]
+    if not found:
+        return
+    *refs, details = zip(*found, strict=True)
+    images = iter(_objects(ImagePart, _objects(ImageRef, *refs), details))
+    for content in contents:
+        for place, part in enumerate(content):
+            if part.__class__ is list:
+                content[place] = next(images)
 
 
 def _list(items: Sequence[bytes]) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from context.images.memo import Lru
-from context.store.turn_codec import cost_of, decode, decode_tools, texts_of, value_bytes, value_of
+from context.store.turn_codec import Texts, cost_of, decode, decode_tools, value_bytes, value_of
 from context.store.turn_entries import sort_out
 from context.store.turn_file import (
     ERRORS,
@@ -41,17 +41,18 @@ SELECT turn, i + 1, at_reply FROM at CROSS JOIN points WHERE tenant = ?
     AND chain = substr(?, i * {DIGEST_BYTES} + 1, {DIGEST_BYTES}) LIMIT 1
 """
 _PROBE_ONE = "SELECT turn, at_reply FROM points WHERE tenant = ? AND chain = ?"
-# From a row down to one that is whole, or whose base is known, with their replies. All in one row: the interpreter's
-# lock changes hands at each.
+# From a row down to one that is whole, or whose base is known, each with its reply; a base has a smaller id than what
+# stands on it, and comes first. All in one row: the interpreter's lock changes hands at each.
 _LOAD = """
 WITH RECURSIVE walk (id, base) AS (
     SELECT id, base FROM turns WHERE id = ? AND tenant = ?
     UNION ALL SELECT turns.id, turns.base FROM walk JOIN turns ON turns.id = walk.base WHERE NOT is_known(walk.base))
-SELECT group_concat(json_array(turns.id, turns.base, kept_client, kept_sent, turn IS NOT NULL)),
-    group_concat(hex(turns.digests), ''), group_concat(CAST(turns.client AS TEXT)),
-    group_concat(CAST(turns.sent AS TEXT)), group_concat(hex(replies.digests), ''),
-    group_concat(CAST(replies.client AS TEXT)), group_concat(CAST(replies.sent AS TEXT))
-FROM walk CROSS JOIN turns USING (id) LEFT JOIN replies ON turn = id
+SELECT min(ifnull(turns.base, 0)),
+    json_array(json_group_array(kept_client), json_group_array(kept_sent), json_group_array(turn IS NOT NULL)),
+    CAST(group_concat(CAST(turns.digests || ifnull(replies.digests, '') AS TEXT), '') AS BLOB),
+    group_concat(turns.client || ifnull(',' || replies.client, '')),
+    group_concat(turns.sent || ifnull(',' || replies.sent, ''))
+FROM (SELECT id FROM walk ORDER BY id) CROSS JOIN turns USING (id) LEFT JOIN replies ON turn = id
 """
 _HEAD = """
 SELECT conversation, number, turns.chain, tools, data, state, epoch, policy, walked, replies.chain
@@ -108,6 +109,11 @@ class SqliteTurns:
         # Used by the reading thread alone.
         self._tools: Lru[bytes, Tools] = Lru(_TOOLS_BYTES, lambda tools: len(tools.data))
 
+    @property
+    def reader(self) -> sqlite3.Connection:
+        """The connection that `find` and `load` read with."""
+        return self._reader
+
     def probe(self, tenant: str, chain: Sequence[bytes], above: int) -> Point | None:
         try:
             return _probe(self._prober, tenant, chain, above)
@@ -128,34 +134,30 @@ class SqliteTurns:
     def load(self, tenant: str, turn: int, known: Container[int]) -> Row | None:
         with translated():
             self._known = known
-            heads, *texts = self._reader.execute(_LOAD, (turn, tenant)).fetchone()
+            base, kept, *texts = self._reader.execute(_LOAD, (turn, tenant)).fetchone()
             last = self._reader.execute(_HEAD, (turn,)).fetchone()
-            if heads is None or last is None:
+            if base is None or last is None:
                 return None
-            walk: list[tuple[int, int | None, int, int, int]] = value_of(f"[{heads}]")
-            base = walk[-1][1]
             # It is known, unless that was pruned in this moment.
-            if base is not None and base not in known:
+            if base and base not in known:
                 return None
-            return self._row(tenant, turn, base, [(one[2], one[3], bool(one[4])) for one in walk], texts, last)
+            return self._row(tenant, turn, base or None, list(zip(*value_of(kept), strict=True)), Texts(*texts), last)
 
     def _row(
         self,
         tenant: str,
         turn: int,
         base: int | None,
-        kept: Sequence[tuple[int, int, bool]],
-        texts: Sequence[str | None],
+        kept: Sequence[tuple[int, int, int]],
+        texts: Texts,
         last: Sequence[Any],
     ) -> Row:
         conversation, number, chain, tools, tools_data, state, epoch, policy, walked, reply_chain = last
-        turns, replies = texts_of(*texts[:3]), texts_of(*texts[3:])
-        made = decode(kept, turns, replies)
+        made = decode(kept, texts)
         reply = None
-        if kept[0][2]:
+        if kept[-1][2]:
             own = made.client.pop()
             reply = Reply(own, made.sent.pop(), reply_chain, cost_of("", "", 1), reply_name(own.digest))
-        cost = cost_of(turns.client, turns.sent, 0) + cost_of(replies.client, replies.sent, len(made.client))
         return Row(
             id=turn,
             tenant=tenant,
@@ -172,7 +174,7 @@ class SqliteTurns:
             epoch=epoch,
             policy=policy,
             walked=walked,
-            cost=cost + len(state),
+            cost=cost_of(texts.client, texts.sent, len(made.client)) + len(state),
             reply=reply,
         )
 

@@ -112,6 +112,7 @@ class BlockPool:
                 token_ids=tuple(tokens),
                 block_size=self.block_tokens,
                 extra_keys=tuple(map(_event_keys, sequence.extra_keys[start:end])),
+                request_id=sequence.session_id,
             )
         )
 

@@ -125,7 +125,13 @@ class FakeCore:
         self._turn += 1
         sequences = [
             FakeSequence(
-                request_id, prompt, answers[index].tokens, answers[index].reason, self.config.block_tokens, index
+                request_id,
+                prompt,
+                answers[index].tokens,
+                answers[index].reason,
+                self.config.block_tokens,
+                index,
+                str(body.get("session_id") or ""),
             )
             for index in choices
         ]

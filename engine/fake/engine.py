@@ -95,6 +95,7 @@ class FakeEngine:
             request,
             accepts_uuid=self._accepts_uuid,
             accepts_salt=not self.config.refuses_cache_salt,
+            names_request=True,
             holdings=self._holdings,
             send=send,
         )

@@ -49,7 +49,8 @@ class FakeSequence:
     """A prompt, what was generated after it, and its share of the caches. The scheduler mutates it.
 
     `plan` are the tokens that it will generate, one a step; it ends with `plan_reason` when they are used up. Read and
-    write tokens are known once the first token is out (v1/metrics/stats.py::PrefillStats).
+    write tokens are known once the first token is out (v1/metrics/stats.py::PrefillStats). Events bring `session_id`
+    back.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class FakeSequence:
     plan_reason: FinishReason
     block_tokens: int
     index: int = 0
+    session_id: str = ""
 
     tokens: list[int] = field(init=False)
     hashes: list[bytes] = field(init=False, default_factory=list[bytes])

@@ -103,7 +103,8 @@ class VllmEngine:
         def send(body: Sequence[bytes]) -> AbstractAsyncContextManager[EngineReply]:
             return call(self._app, "POST", "/v1/chat/completions", headers=headers, body=body)
 
-        async with open_chat(request, accepts_uuid=True, holdings=self._holdings, send=send) as reply:
+        holdings = self._holdings
+        async with open_chat(request, accepts_uuid=True, holdings=holdings, send=send, names_request=True) as reply:
             if reply.status >= 500:
                 self._require_ready()
             yield reply
@@ -161,6 +162,7 @@ class VllmEngine:
                         "enable_kv_cache_events": True,
                         "publisher": "zmq",
                         "endpoint": telemetry.kv_endpoint,
+                        "replay_endpoint": telemetry.replay_endpoint,
                     },
                     "ec-manager-config": {
                         "encoder_cache_manager_cls": "engine.vllm.encoder_cache.ReportingEncoderCacheManager",

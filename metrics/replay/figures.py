@@ -59,7 +59,7 @@ class Row:
         computed_tokens: what was not read: written and uncached tokens together.
         floor_tokens: the prompt of the last turn as if nothing were ever evicted, every token computed once; the same
             for every policy. None where the engine could not count it.
-        uncached_over_floor: `computed_tokens` over `floor_tokens`.
+        computed_over_floor: `computed_tokens` over `floor_tokens`.
         breaks: turns whose prompt stopped extending what was sent before, by cause.
         ttft_seconds: mean of the turns.
         max_prompt_tokens: of any turn.
@@ -80,7 +80,7 @@ class Row:
     uncached_tokens: int | None
     computed_tokens: int | None
     floor_tokens: int | None
-    uncached_over_floor: float | None
+    computed_over_floor: float | None
     breaks: Mapping[str, int]
     ttft_seconds: float | None
     max_prompt_tokens: int | None
@@ -122,7 +122,7 @@ def row(
         uncached_tokens=uncached,
         computed_tokens=computed,
         floor_tokens=floor_tokens,
-        uncached_over_floor=round(computed / floor_tokens, 4) if computed is not None and floor_tokens else None,
+        computed_over_floor=round(computed / floor_tokens, 4) if computed is not None and floor_tokens else None,
         breaks=dict(Counter(turn.broken for turn in turns if turn.broken is not None)),
         ttft_seconds=sum(times) / len(times) if times else None,
         max_prompt_tokens=max(prompts, default=None),

@@ -70,7 +70,8 @@ class GatewaySession:
 
     def __init__(self, client: GatewayClient, model: str, policy: str) -> None:
         self._client, self._model, self._policy = client, model, policy
-        self._mark = _mark(random.SystemRandom().getrandbits(64))
+        number = random.SystemRandom().getrandbits(64)
+        self._mark, self._name = _mark(number), f"replay-{number:016x}"
         self.asked: list[list[Wire]] = []
 
     async def ask(self, turn: TraceTurn, messages: Sequence[Wire]) -> tuple[TurnFigures, Wire]:
@@ -86,7 +87,9 @@ class GatewaySession:
         if turn.tools is not None:
             body |= {"tools": list(turn.tools), "tool_choice": "none"}
         try:
-            answer = await self._client.chat("gateway", body, {POLICY_HEADER: self._policy})
+            answer = await self._client.chat(
+                "gateway", body, {POLICY_HEADER: self._policy, "x-stillframe-conversation": self._name}
+            )
         except EngineUnavailable as error:
             if turn.number == 1:
                 raise

@@ -27,7 +27,6 @@ class TraceImages:
 
     def __init__(self, service: ImageService) -> None:
         self._service = service
-        self._urls: dict[str, str] = {}
 
     async def resolved(self, messages: Sequence[Wire]) -> list[Wire]:
         """The messages with an `ImagePart` for each image part.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from context.errors import ConfigError
 
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _SWITCH = {"on": True, "off": False}
 
 
@@ -52,7 +53,7 @@ class Options:
     def number(self, key: str, least: int = 1, most: int = 10_000) -> int:
         """An option that counts something."""
         value = self._values[key]
-        if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
+        if not _NUMBER.fullmatch(value) or not least <= int(value) <= most:
             raise ConfigError(self._where, key, f"takes a whole number from {least} to {most}")
         return int(value)
 

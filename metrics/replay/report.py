@@ -46,7 +46,7 @@ def _table(trace: str, rows: Sequence[Row]) -> Table:
             _figure(row.prompt_tokens),
             _figure(row.read_tokens),
             _figure(row.computed_tokens),
-            "?" if row.uncached_over_floor is None else f"{row.uncached_over_floor:.3f}",
+            "?" if row.computed_over_floor is None else f"{row.computed_over_floor:.3f}",
             _figure(row.max_prompt_tokens),
             *times,
             _breaks(row),

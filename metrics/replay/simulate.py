@@ -15,8 +15,8 @@ from context.errors import RequestError
 from context.layout.tail import with_tail
 from context.ledger import Ledger, LedgerLimits
 from context.plan import PromptPlan, SummaryRequest
-from context.policies import LoadedPolicy
 from context.policies.base import Limits, Request
+from context.policies.choice import LoadedPolicy
 from context.visual_tokens import QWEN2_5_VL
 from engine.fake import FakeConfig
 from engine.fake.core import FakeCore, Usage
@@ -134,6 +134,8 @@ class SimulatedSession:
             key=TENANT.key,
             policy=self._policy,
             request=Request(limits=self._limits, slot_match=await self._images.slot_match(self._policy.slot_distance)),
+            # A trace is one conversation by what it is; a client that edits its history has to say so.
+            conversation="replay",
             summarize=summarize,
         )
         return begun, made[0] if made else None

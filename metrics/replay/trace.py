@@ -105,9 +105,7 @@ def read(file: Path) -> Trace:
         raise ConfigError(f"trace {file.name}", "", "is empty; a trace has one JSON object a line, one line a turn")
     parsed = [_parsed(file, number, line) for number, line in enumerate(lines, start=1)]
     turns = tuple(_turn(number, parsed) for number in range(1, len(parsed) + 1))
-    limits = parsed[0].get("limits")
-    known = cast("dict[str, Any]", limits) if isinstance(limits, dict) else {}
-    return Trace(file.stem, turns, {key: value for key, value in known.items() if key in _LIMITS and value})
+    return Trace(file.stem, turns, _limits(file, parsed[0].get("limits")))
 
 
 def _line(trace: Trace, turn: TraceTurn) -> dict[str, Any]:
@@ -140,6 +138,15 @@ def _parsed(file: Path, number: int, line: bytes) -> dict[str, Any]:
                 where, f"line {number}", f"messages[{at}] needs a role, and as content a string, a list or null"
             )
     return cast("dict[str, Any]", value)
+
+
+def _limits(file: Path, told: Any) -> dict[str, int]:
+    given = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    known = {key: given[key] for key in _LIMITS if given.get(key)}
+    for key, value in known.items():
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"trace {file.name}", "line 1", f"limits.{key} takes a whole number from 1 up")
+    return known
 
 
 def _turn(number: int, lines: Sequence[dict[str, Any]]) -> TraceTurn:

@@ -11,7 +11,9 @@ from metrics.replay.material import Draft, Part, Shown
 from metrics.replay.session import View
 
 PLACEHOLDER = "[the older screenshot was left out to save space here]"
-_FORMS = re.compile(r"keep(?P<keep>\d+)_(?P<how>delete|placeholder|message)|chunk(?P<k>\d+)_(?P<r>\d+)|turns(?P<n>\d+)")
+_FORMS = re.compile(
+    r"keep(?P<keep>\d{1,6})_(?P<how>delete|placeholder|message)|chunk(?P<k>\d{1,6})_(?P<r>\d{1,6})|turns(?P<n>\d{1,6})"
+)
 HELP = (
     "all; keepN_delete, keepN_placeholder or keepN_message (the last N images stay; older ones are deleted, replaced "
     "by a text, or go with their whole message); chunkK_R (at least K stay, R go at a time); turnsN (the last N "
@@ -29,7 +31,7 @@ def window(name: str, where: str) -> View:
     if name in _NAMED:
         return _NAMED[name]
     found = _FORMS.fullmatch(name)
-    halve = re.fullmatch(r"halve([1-9]\d*)", name)
+    halve = re.fullmatch(r"halve([1-9]\d{0,5})", name)
     if halve:
         most = int(halve[1])
         return lambda number, whole: _last_turns(number, whole, _halved(number, most))

@@ -48,12 +48,14 @@ async def test_parameters_go_on_as_they_came(rig: Rig) -> None:
         "never_heard_of": "x",
         "priority": 0,
         "user": "u",
-        "vllm_xargs": {"mine": 1, "kv_transfer_params": ["x"], "ec_transfer_params": ["x"]},
+        "vllm_xargs": {"mine": 1, "kv_transfer_params": ["x"], "ec_transfer_params": ["x"]}
+        | {"kv_cache_report_mode": "full"},
     }
     messages = [{"role": "user", "content": "a", "name": "n", "extra": {"k": 1}}]
     assert (await rig.chat({"messages": messages, "max_tokens": 1, **given})).status == 200
     (sent,) = rig.engine.sent
     assert sent.pop("cache_salt")
+    assert sent.pop("session_id")
     expected = given | {"messages": messages, "max_tokens": 1, "model": "stillframe-fake", "vllm_xargs": {"mine": 1}}
     assert sent == expected
 

@@ -26,13 +26,14 @@ SHOTS = [ImageRef(f"{number:02x}" * 32, 1280, 800, "image/png", 9000) for number
 @dataclass
 class Context:
     """A client and the gateway's context for it. `history` is what the client resends. A turn is found by its content
-    in all of a tenant's conversations, so that tests that compare have a tenant for each."""
+    in all of a tenant's conversations, so that tests that compare have a tenant each. `name` is the client's own."""
 
     conversations: Conversations
     policy: Policy = STABLE
     request: Request = field(default_factory=Request)
     history: list[Wire] = field(default_factory=list[Wire])
     tenant: str = "one"
+    name: str | None = None
 
     async def ask(self, *new: Wire, tools: list[Any] | None = None, reply: str | Wire | None = "ok") -> Begun:
         self.history += new
@@ -43,6 +44,7 @@ class Context:
             key=self.tenant.encode(),
             policy=self.policy,
             request=self.request,
+            conversation=self.name,
         )
         begun = await self.conversations.accept(begun)
         if reply is not None:

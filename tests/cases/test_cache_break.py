@@ -39,7 +39,8 @@ async def agent(client: Context, steps: int, *, client_keeps: int | None = None,
     client may keep the last screenshots alone."""
 
     def reply(step: int) -> Wire | str:
-        return call("click", f'{{"x": {step}}}', f"c{step}") if calls else f"click {step}"
+        said = f"The form of step {step} is there, and the next field that has to be filled in is the one below. "
+        return call("click", f'{{"x": {step}}}', f"c{step}") if calls else f"{said * 2}click {step}"
 
     turns = [await client.ask(system("You use a computer."), user("book a table"), reply=reply(0))]
     for step in range(1, steps + 1):
@@ -117,7 +118,7 @@ async def test_a_clients_own_deletions_wait_for_the_next_batch(conversations: Co
 @pytest.mark.case("MC-004")
 async def test_a_text_that_stands_for_an_image_is_named_with_its_part(conversations: Conversations) -> None:
     for policy, causes in ((STABLE, ["client_window"]), (Batched(), [])):
-        client = Context(conversations, policy, tenant=policy.name)
+        client = Context(conversations, policy, tenant=policy.name, name="chat")
         first = await client.ask(user("look", 1))
         await client.ask(user("so?"))
         client.history[0] = user("look")
@@ -271,7 +272,7 @@ async def test_times_in_all_of_a_history_are_frozen_where_they_stand(conversatio
         return user(f"[23:38:{second:02}] question {number}")
 
     for policy, expected in ((FREEZE, []), (STABLE, ["volatile_text"])):
-        client = Context(conversations, policy, tenant=policy.name)
+        client = Context(conversations, policy, tenant=policy.name, name="chat")
         await client.ask(said(0, 10))
         last = await client.ask(said(1, 20))
         client.history[0], client.history[2] = said(0, 30), said(1, 30)

@@ -179,7 +179,7 @@ async def test_an_image_by_link_costs_no_bytes_of_the_body_and_is_fetched_once(r
 @pytest.mark.case("MC-075")
 async def test_images_that_a_client_leaves_out_may_still_be_sent(conversations: Conversations) -> None:
     """Their bytes are kept, so that a client need not send them again."""
-    client = Context(conversations, Batched())
+    client = Context(conversations, Batched(), name="chat")
     turns = [await client.ask(user("look", 1)), await client.ask(user("well?"))]
     client.history[0] = {"role": "user", "content": [says("look")]}
     turns.append(await client.ask(user("so?")))

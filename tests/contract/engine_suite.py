@@ -255,6 +255,7 @@ class EngineSuite:
         hashes = [block for event in stored for block in event.block_hashes]
         tokens = sum(len(event.token_ids) for event in stored)
         assert stored[0].parent_block_hash is None
+        assert {event.request_id for event in stored} == {"contract"}
         assert all(event.block_size == case.block_tokens for event in stored)
         assert len(hashes) * case.block_tokens == tokens == answered.write_tokens
         keys = [key for event in stored for block in event.extra_keys if block for key in block]

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from context.policies import load_policy
+from context.policies.choice import load_policy
 from engine.base import Engine
 from metrics.experiment_client import GatewayClient
 from metrics.replay.figures import TurnFigures

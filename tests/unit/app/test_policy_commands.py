@@ -68,7 +68,7 @@ def test_a_check_shows_parameters_turns_and_the_difference_to_stable(
     assert re.search(r"^layout\.volatile_roles +\[system, developer\] ", shown, re.M)
     assert re.search(r"^2 to 4 +2 to 4 ", shown, re.M)
     assert re.search(r"^5 +2 .* policy_eviction by policy at messages\[2\]", shown, re.M)
-    assert re.search(r"^8 turns: .* breaks\. Against stable: \d\.\d\d of the uncached tokens", shown, re.M)
+    assert re.search(r"^8 turns: .* breaks\. Against stable: \d\.\d\d of the computed tokens", shown, re.M)
 
 
 def test_the_report_of_a_policy_that_evicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,28 +81,28 @@ def test_the_report_of_a_policy_that_evicts(tmp_path: Path, capsys: pytest.Captu
     assert max(turn["images"] for turn in turns) == 4
     assert [turn["turn"] for turn in turns if turn["cause"]] == [5, 8, 11]
     summary = told["summary"]
-    assert summary["uncached_tokens"] == sum(turn["uncached_tokens"] for turn in turns)
+    assert summary["computed_tokens"] == sum(turn["computed_tokens"] for turn in turns)
     assert summary["prompt_tokens"] < summary["stable"]["prompt_tokens"]
-    assert summary["uncached_tokens"] > summary["stable"]["uncached_tokens"]
+    assert summary["computed_tokens"] > summary["stable"]["computed_tokens"]
 
 
 def test_what_the_presets_do_to_one_session(capsys: pytest.CaptureFixture[str]) -> None:
     found = {name: report(capsys, name, "--steps", "24") for name in PRESETS}
     stable = found["stable"]["summary"]
     # All but the answers, which are in the cache as they were made.
-    assert 0.8 * stable["floor_tokens"] < stable["uncached_tokens"] < stable["floor_tokens"]
+    assert 0.8 * stable["floor_tokens"] < stable["computed_tokens"] < stable["floor_tokens"]
     for name in ("observe", "stable", "reference"):
         assert found[name]["summary"]["breaks"] == 0
     assert found["observe"]["turns"] == found["stable"]["turns"]
     assert {turn["cause"] for turn in found["sliding"]["turns"][3:]} == {"policy_eviction"}
-    assert found["sliding"]["summary"]["uncached_tokens"] > 2 * stable["uncached_tokens"]
+    assert found["sliding"]["summary"]["computed_tokens"] > 2 * stable["computed_tokens"]
     assert found["batched"]["summary"]["breaks"] == 1
-    assert found["batched"]["summary"]["uncached_tokens"] < 1.5 * stable["uncached_tokens"]
+    assert found["batched"]["summary"]["computed_tokens"] < 1.5 * stable["computed_tokens"]
     assert found["reference"]["summary"]["most_images"] == 1
     assert {turn["cause"] for turn in found["summary"]["turns"]} == {"", "summary"}
     assert found["summary"]["summary"]["longest_prompt_tokens"] < 17_000
     for told in found.values():
         # Only whole blocks can be read, and the first turn finds nothing.
         turns = told["turns"]
-        assert turns[0]["uncached_tokens"] == turns[0]["prompt_tokens"]
-        assert all(0 < turn["uncached_tokens"] <= turn["prompt_tokens"] + 20_000 for turn in turns)
+        assert turns[0]["computed_tokens"] == turns[0]["prompt_tokens"]
+        assert all(0 < turn["computed_tokens"] <= turn["prompt_tokens"] + 20_000 for turn in turns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from pydantic_core import to_json
 
 from app.reply import ReplyCollector, reply_of
@@ -72,3 +73,50 @@ def test_an_answer_has_one_reply_or_none() -> None:
     assert reply_of({"choices": [{**choice, "finish_reason": None}]}) is None
     assert reply_of({"choices": [1]}) is None
     assert reply_of([]) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": 5},
+        {"content": {"a": 1}},
+        {"content": ["a"]},
+        {"content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"tool_calls": 5},
+        {"tool_calls": [1]},
+        {"tool_calls": [{"id": [1]}]},
+    ],
+    ids=str,
+)
+def test_what_no_client_could_send_back_is_no_reply(message: dict[str, Any]) -> None:
+    assert reply_of({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}) is None
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        5,
+        {"tool_calls": 5},
+        {"tool_calls": [5]},
+        {"content": 5, "refusal": [1]},
+    ],
+    ids=str,
+)
+def test_a_piece_that_is_none_is_passed_over(delta: Any) -> None:
+    assert collected({"content": "a"}, delta, {"content": "b"}) == {"content": "ab"}
+
+
+def test_a_piece_of_a_call_that_is_no_text_is_passed_over() -> None:
+    junk: dict[str, Any] = {"tool_calls": [{"index": [1], "id": 5, "function": {"name": 5, "arguments": 5}}]}
+    good = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+    made = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert collected(junk, good) == {"content": None, "tool_calls": [made]}
+
+
+@pytest.mark.parametrize("choices", [5, {"a": 1}, [1]], ids=str)
+def test_choices_that_are_none_are_passed_over(choices: Any) -> None:
+    collector = ReplyCollector()
+    end = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
+    for event in ({"choices": choices}, end):
+        collector.add(b"data: " + to_json(event) + b"\n\n")
+    assert collector.message() == {"content": "a"}

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from context.ledger import Found, Ledger, LedgerLimits
-from context.plan import SentMessage, Turn
-from context.transcript import message_of
+from context.plan import Turn
 from tests.contract.ledger_chats import (
     Wire,
     answer,

@@ -12,8 +12,8 @@ import yaml
 
 from context.errors import ConfigError
 from context.layout.control import FAMILIES
-from context.policies import load_policy
 from context.policies.batched import Batched, BreakEven
+from context.policies.choice import load_policy
 from context.policies.document import KINDS, PRESETS, policy_schema
 from context.policies.keep import OBSERVE, STABLE
 from context.policies.parameters import Parameter, parameters, values
@@ -141,6 +141,9 @@ def test_the_words_off_and_no_are_read_as_written(tmp_path: Path) -> None:
         ("stable", "quotas: {max_images: .inf}", 4, "quotas.max_images", "has an end"),
         ("stable", "layout: {patterns: 5}", 4, "layout.patterns", "must be a list"),
         ("stable", "description: [a]", 4, "description", "must be text"),
+        ("stable", f"description: {'a' * 1001}", 4, "description", "must have at most 1000 characters"),
+        ("summary", "summary: {instruction: ''}", 4, "summary.instruction", "must have at least 1 characters"),
+        ("stable", f"layout: {{volatile_roles: [{'a, ' * 9}]}}", 4, "layout.volatile_roles", "at most 8 entries"),
         (
             "stable",
             "layout:\n  patterns:\n    - {name: b, regex: '(a+)+'}",
@@ -255,10 +258,10 @@ async def test_the_figures_of_the_readme_are_those_of_the_preview() -> None:
     page = (FOLDER / "README.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| ([\d,]+) \| ([\d.]+) \| ([\d,]+) \| (\d+) \|$", page, re.M)
     assert [row[0] for row in rows] == list(PRESETS)
-    for name, prompt, uncached, _, longest, breaks in rows:
+    for name, prompt, computed, _, longest, breaks in rows:
         turns = await preview(load_policy(name), 60)
-        sums = (sum(turn.prompt_tokens for turn in turns), sum(turn.uncached_tokens for turn in turns))
+        sums = (sum(turn.prompt_tokens for turn in turns), sum(turn.computed_tokens for turn in turns))
         most = max(turn.prompt_tokens for turn in turns)
-        for told, found in zip((prompt, uncached, longest), (*sums, most), strict=True):
+        for told, found in zip((prompt, computed, longest), (*sums, most), strict=True):
             assert int(told.replace(",", "")) == pytest.approx(found, rel=0.1)
         assert sum(bool(turn.cause) for turn in turns) == int(breaks)

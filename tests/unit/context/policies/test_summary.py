@@ -213,3 +213,13 @@ async def test_a_block_stays_under_another_policy() -> None:
         turn = await client.ask(user("step 5", 5))
     assert turn.plan.sent[0].origin == "summary"
     assert not turn.plan.breaks
+
+
+async def test_a_text_that_is_far_too_long_is_no_summary() -> None:
+    """An upstream that does not know `max_tokens` would fill every prompt from now on."""
+    async with session(BY_TURNS, Request(), SYSTEM) as client:
+        engine = by(client, "They spoke. " * 1000)
+        turns = await client.steps(1, 5)
+    assert len(engine.asked) == 1
+    assert {one.origin for one in turns[-1].plan.sent} == {"client"}
+    assert not turns[-1].plan.breaks

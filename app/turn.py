@@ -1,0 +1,152 @@
+"""A chat request while it is served: what it asks for, its answer's head, and its record."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from app import asgi
+from app.explain import EXPLAIN_HEADER, PIN_HEADER, explanation, pinned_images, plan_headers, wants_explanation
+from app.gateway import Gateway
+from app.wire import ChatCall
+from context.conversations import Begun
+from context.errors import EngineError, RequestError, StillframeError
+from context.estimates import message_tokens
+from context.layout.tail import with_tail
+from context.plan import SentMessage
+from context.policies.base import Estimate
+from context.policies.choice import POLICY_HEADER, LoadedPolicy
+from context.tenancy import Tenant
+from metrics.records.record import Outcome
+from metrics.records.recorder import Ended
+from metrics.usage import Usage
+
+
+@dataclass(slots=True)
+class ServedTurn:
+    """One chat request while it is served, and what will be said of it."""
+
+    gateway: Gateway
+    send: asgi.Send
+    request_id: str = field(default_factory=lambda: secrets.token_hex(12))
+    began: float = field(default_factory=time.perf_counter)
+    stream: bool = False
+    include_usage: bool = False
+    started: bool = False
+    outcome: Outcome | None = None
+    usage: Usage = field(default_factory=Usage)
+    secrets: tuple[str, ...] = ()
+    first_byte: float | None = None
+    begun: Begun | None = None
+    not_available: tuple[str, ...] = ()
+    policy: LoadedPolicy | None = None
+    model: str = ""
+    explain: bool = False
+    pins: frozenset[str] = frozenset()
+    estimate: Estimate = message_tokens
+    tenant: Tenant | None = None
+    record_id: int = 0
+    before: tuple[SentMessage, ...] = ()
+    answered: bool = False
+    traceparent: str | None = None
+
+    def heed(self, call: ChatCall, tenant: Tenant, scope: asgi.Scope) -> None:
+        """Take in what the request says about how it wants to be served.
+
+        Raises:
+            RequestError: a header of ours holds what it cannot.
+        """
+        self.stream, self.include_usage, self.model = call.stream, call.include_usage, call.model
+        self.explain = wants_explanation(asgi.header(scope, EXPLAIN_HEADER))
+        self.pins = pinned_images(asgi.header(scope, PIN_HEADER))
+        self.traceparent = asgi.header(scope, b"traceparent")
+        self.policy = self.gateway.policies.choose(
+            model=self.model, tenant=tenant.name, header=asgi.header(scope, POLICY_HEADER.encode())
+        )
+
+    async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
+        """Send the answer's head. From here on an error can only be an event of the stream."""
+        self.started = True
+        headers = [(b"content-type", content_type), *self.headers()]
+        if length is None:
+            # Proxies must hand events on as they come.
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        else:
+            headers.append((b"content-length", str(length).encode()))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def note_byte(self) -> None:
+        """The engine has answered something: the first time counts. The head of a stream comes before any token."""
+        if self.first_byte is None:
+            self.first_byte = time.perf_counter()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Response headers that every answer of a chat has."""
+        found = [
+            (b"x-request-id", self.request_id.encode()),
+            (b"x-stillframe-policy", (self.policy or self.gateway.policies.default).name.encode()),
+        ]
+        if self.not_available:
+            found.append((b"x-stillframe-not-available", ", ".join(self.not_available[:8]).encode()))
+        return found if self.begun is None else found + plan_headers(self.begun)
+
+    def explanation(self) -> dict[str, Any]:
+        """The plan of a turn that was begun, for its client."""
+        assert self.begun is not None
+        assert self.policy is not None
+        return explanation(self.begun, self.policy, self.estimate)
+
+    async def fail(self, error: StillframeError, receive: asgi.Receive) -> None:
+        """Answer with an error of ours, unless an answer has begun.
+
+        Raises:
+            StillframeError: the same one, where the answer has begun: it is left unfinished.
+        """
+        if self.started:
+            raise error
+        if not isinstance(error, (RequestError, EngineError)):
+            error = EngineError("The gateway failed to serve this request.")
+        self.started = True
+        await asgi.respond_error(self.send, error, self.headers(), receive)
+
+    def close(self) -> None:
+        """Record the turn, once."""
+        outcome, policy = self.outcome or "failed", self.policy or self.gateway.policies.default
+        if self.tenant is None:
+            # Nobody's: it was refused before it was known whose it is.
+            self.gateway.metrics.count_request(outcome, stream=self.stream)
+            self.gateway.metrics.total_seconds.observe(time.perf_counter() - self.began)
+            return
+        self.gateway.recorder.ended(
+            Ended(
+                id=self.record_id,
+                request_id=self.request_id,
+                tenant=self.tenant,
+                model=self.model,
+                policy=policy.name,
+                policy_version=policy.version,
+                stream=self.stream,
+                outcome=outcome,
+                usage=self.usage,
+                begun=self.begun,
+                before=self.before,
+                answered=self.answered,
+                first_token_seconds=None if self.first_byte is None else self.first_byte - self.began,
+                total_seconds=time.perf_counter() - self.began,
+                estimate=self.estimate,
+                traceparent=self.traceparent,
+            )
+        )
+        if outcome == "completed":
+            self.gateway.note_usage(self.usage)
+            self._calibrate()
+
+    def _calibrate(self) -> None:
+        """What the engine counted corrects what is estimated from now on."""
+        if self.begun is not None and self.usage.prompt_tokens is not None:
+            plan = self.begun.plan
+            self.gateway.estimators.of(self.model).observe(
+                with_tail(plan.sent, plan.tail), plan.tools, self.usage.prompt_tokens, self.usage.visual_tokens
+            )

@@ -1,0 +1,61 @@
+"""Reading all turns of a ledger's file, in the order of their time, also while a gateway writes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from context.errors import ConfigError
+from context.store.turn_file import translated
+from context.store.turn_rows import Row
+from context.store.turns import SqliteTurns
+
+_STEP = 256
+_HAS_TABLE = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+_BUSY_SECONDS = 5.0
+
+
+class TurnReader:
+    """Turns of a ledger's file. Used by one thread; `close` it. Turns that are added meanwhile are read too.
+
+    Raises:
+        ConfigError: there is no such file, or it is no ledger's.
+        TurnStoreError: it cannot be read now.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            reason = "there is none yet: no gateway has served a chat with this data_dir"
+            raise ConfigError("settings", str(path), reason)
+        self._store = SqliteTurns(path, _BUSY_SECONDS)
+
+    def turns(self, tenant: str | None = None) -> Iterator[Row]:
+        """Each turn, whole: based on no other row.
+
+        Args:
+            tenant: whose; all tenants' without one.
+
+        Raises:
+            TurnStoreError: it cannot be read now.
+        """
+        after = 0
+        while listed := self._listed(after, tenant):
+            for id, owner in listed:
+                # None: it was pruned in this moment.
+                if (row := self._store.load(owner, id, ())) is not None:
+                    yield row
+            after = listed[-1][0]
+
+    def has_table(self, name: str) -> bool:
+        """Whether the file has a table that is not the ledger's own."""
+        with translated():
+            return bool(self._store.reader.execute(_HAS_TABLE, (name,)).fetchone()[0])
+
+    def close(self) -> None:
+        """End it."""
+        self._store.close()
+
+    def _listed(self, after: int, tenant: str | None) -> list[tuple[int, str]]:
+        query = "SELECT id, tenant FROM turns WHERE id > ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY id LIMIT ?3"
+        with translated():
+            return self._store.reader.execute(query, (after, tenant, _STEP)).fetchall()
