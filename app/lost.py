@@ -4,7 +4,7 @@ request fail."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from app.outgoing import engine_messages
@@ -24,14 +24,17 @@ async def engine_reply(turn: ServedTurn, tenant: Tenant, request: ChatRequest) -
     Raises:
         ImageError: `image_lost`, and it is an image that the client can send again.
     """
-    async with AsyncExitStack() as stack:
-        try:
-            reply = await stack.enter_async_context(turn.gateway.engine.chat(request))
-        except ImageError as error:
-            again = await _without_lost(turn, tenant, request) if error.code == "image_lost" else None
-            if again is None:
-                raise
-            reply = await stack.enter_async_context(turn.gateway.engine.chat(again))
+    asked = False
+    try:
+        async with turn.gateway.engine.chat(request) as reply:
+            asked = True
+            yield reply
+            return
+    except ImageError as error:
+        again = await _without_lost(turn, tenant, request) if not asked and error.code == "image_lost" else None
+        if again is None:
+            raise
+    async with turn.gateway.engine.chat(again) as reply:
         yield reply
 
 

@@ -8,7 +8,7 @@ answer   the reply is whole: it belongs to the history from now on
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
@@ -114,7 +114,16 @@ class Conversations:
         )
         turn = await self._ledger.commit(begun.tenant, new, None if message is None else _reply(begun, message))
         # What was sent before is needed no more, and a turn that streams lives long.
-        return replace(begun, turn=turn, before=())
+        return Begun(
+            begun.tenant,
+            begun.conversation,
+            begun.number,
+            begun.transcript,
+            begun.plan,
+            begun.parent,
+            begun.policy,
+            turn,
+        )
 
     async def answer(self, begun: Begun, message: Mapping[str, Any]) -> None:
         """Keep the reply to a turn that was accepted. `message` is the engine's, whole."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from context.policies.base import Shaped, View
+from context.policies.base import Limits, Shaped, View
 from context.policies.batched import shrink_tokens
 from context.policies.eviction import Draft
 from context.replay import common
@@ -12,6 +12,10 @@ from context.transcript import ImagePart
 
 # The rest of the context is for the reply, the tools, and for what an estimate is wrong by.
 _PROMPT_RATIO = 0.85
+# More than any template puts around a message.
+_MESSAGE_TOKENS = 64
+# Role and content are all that most messages have.
+_PLAIN_KEYS = 2
 
 
 def fit(shaped: Shaped, view: View) -> Shaped:
@@ -23,6 +27,8 @@ def fit(shaped: Shaped, view: View) -> Shaped:
     itself can be kept with them. The current turn is sent as it is, even if it is too much alone.
     """
     limits = view.request.limits
+    if _is_far_within(shaped, limits):
+        return shaped
     now = replace(view, sent=shaped.sent, broken_at=_broken_at(shaped, view))
     draft = Draft(now)
     in_tail = [part for part in shaped.tail if isinstance(part, ImagePart)]
@@ -34,6 +40,22 @@ def fit(shaped: Shaped, view: View) -> Shaped:
         if _fit_tokens(draft, int(limits.max_prompt_tokens * _PROMPT_RATIO), tail):
             details.append(f"close to the engine's {limits.max_prompt_tokens} tokens")
     return draft.shaped(" and ".join(details), base=shaped)
+
+
+def _is_far_within(shaped: Shaped, limits: Limits) -> bool:
+    """Whether a prompt is so short that nothing has to be estimated, as most chats' first ones are."""
+    if limits.max_prompt_tokens is None:
+        return limits.max_images is None
+    room = int(limits.max_prompt_tokens * _PROMPT_RATIO)
+    for one in shaped.sent:
+        text = one.wire.get("content")
+        if not isinstance(text, str) or len(one.wire) != _PLAIN_KEYS:
+            return False
+        # No vocabulary has more tokens for a text than it has bytes.
+        room -= _MESSAGE_TOKENS + len(text) * (1 if text.isascii() else 4)
+        if room < 0:
+            return False
+    return not shaped.tail
 
 
 def _fit_images(draft: Draft, most: int, others: int) -> bool:

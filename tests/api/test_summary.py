@@ -58,6 +58,8 @@ async def test_the_engine_makes_the_block_and_the_next_turn_goes_on_from_it(own:
     assert summary["messages"][5] == {"role": "user", "content": "Sum it up."}
     assert summary["tools"] == one["tools"]
     kept = {key: summary[key] for key in summary.keys() - {"messages", "tools", "model"}}
+    # Its blocks are not the turn's.
+    assert kept.pop("session_id") not in (None, one["session_id"])
     assert kept == {
         "tool_choice": "none",
         "max_tokens": 16,
