@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic_core import to_json
 
+from engine.base import EngineInfo
 from tests.api.rig import ADMIN, CHAT, JSON, Rig, WatchedEngine, answers_with, ask, image, running, user
 
 KEYS = {"AUTH__KEYS__ALICE": "key-a", "AUTH__KEYS__BOB": "schlüssel"}
@@ -215,12 +216,17 @@ async def test_trailing_slash(rig: Rig) -> None:
 
 async def test_an_unforeseen_failure_tells_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Wrong(WatchedEngine):
-        """Raises what no engine should."""
+        """Raises what no engine should, from some time on."""
 
-        def info(self):  # type: ignore[no-untyped-def]  # pyright: ignore
-            raise ZeroDivisionError("secret /srv/app/x.py")
+        is_wrong = False
 
-    async with running(tmp_path, Wrong()) as rig:
+        def info(self) -> EngineInfo:
+            if self.is_wrong:
+                raise ZeroDivisionError("secret /srv/app/x.py")
+            return super().info()
+
+    async with running(tmp_path, engine := Wrong()) as rig:
+        engine.is_wrong = True
         with caplog.at_level(logging.DEBUG):
             for answer in (await rig.get("/v1/models"), await rig.chat(ask("a"))):
                 assert (answer.status, answer.error["code"]) == (500, "engine_error")

@@ -123,11 +123,13 @@ async def test_a_photo_that_was_encoded_anew_is_sent_as_it_was(tmp_path: Path, o
     engine = WatchedEngine()
     async with running(tmp_path, engine, own) as rig:
         messages: list[Any] = [{"role": "system", "content": "Be kind."}, user(text("look"), image(ONE_IMAGE))]
-        messages.append(said(await rig.chat(ask(*messages))))
+        # A reply as short as the fake engine's does not tell one conversation from another.
+        named = {"x-stillframe-conversation": "photos"}
+        messages.append(said(await rig.chat(ask(*messages), named)))
         messages[1] = user(text("look"), image("near_q60.jpg"))
-        healed = await rig.chat(ask(*messages, "b"))
+        healed = await rig.chat(ask(*messages, "b"), named)
         messages[1] = user(text("look"), image("gray_l.png"))
-        honoured = await rig.chat(ask(*messages, "c"))
+        honoured = await rig.chat(ask(*messages, "c"), named)
     uuids = [body["messages"][1]["content"][1]["uuid"] for body in engine.sent]
     assert uuids[0] == uuids[1] != uuids[2]
     assert healed.headers["x-stillframe-healed"] == "slot_match@messages[1]"

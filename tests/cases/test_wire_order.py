@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic_core import to_json
 
@@ -22,7 +24,8 @@ async def test_a_body_has_one_order_of_keys(rig: Rig) -> None:
     for order in orders:
         answer = await rig.call("POST", CHAT, to_json({key: body[key] for key in order}), JSON)
         assert answer.status == 200
-    assert len(set(rig.engine.wire)) == 1
+    # The name of the request alone differs.
+    assert len({re.sub(rb'"session_id":"[^"]*"', b"", wire) for wire in rig.engine.wire}) == 1
     # What stays the same from turn to turn stands before the messages.
     sent = rig.engine.wire[0]
     assert sent.index(b'"tools"') < sent.index(b'"messages"')

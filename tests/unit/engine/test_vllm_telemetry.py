@@ -71,18 +71,15 @@ def _batch(*events: Any) -> Any:
 
 async def _heard(publisher: Any, batches: AsyncIterator[EventBatch], start: int) -> list[EventBatch]:
     """Publish until something is heard, and give all that is heard up to a last batch."""
-    heard: list[EventBatch] = []
+    number = start
     async with asyncio.timeout(30):
-        number = start
-        while not heard:
+        first = asyncio.ensure_future(anext(batches))
+        while not first.done():
             # A subscription takes a moment: what is published before it is lost, unless it is asked for again.
             publisher.publish(_batch(_stored(number)))
             number += 1
-            try:
-                async with asyncio.timeout(0.2):
-                    heard.append(await anext(batches))
-            except TimeoutError:
-                continue
+            await asyncio.wait([first], timeout=0.2)
+        heard = [first.result()]
         while heard[-1].sequence < number - 1:
             heard.append(await anext(batches))
     return heard
