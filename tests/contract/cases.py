@@ -17,6 +17,8 @@ from engine.base import BlockStored, ChatRequest, EncoderEvent, Engine, EngineIm
 
 Break = Literal["before", "middle", "crash"]
 
+ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineCase:
@@ -213,3 +215,8 @@ async def stored_tokens(batches: AsyncIterator[EventBatch], salt: str, count: in
             if sum(len(event.token_ids) for event in found) >= count:
                 return found
     raise AssertionError(f"the subscription ended before {count} tokens were stored")
+
+
+def hello(case: EngineCase) -> dict[str, Any]:
+    """A short chat."""
+    return {"model": case.model, "messages": [user("hello")], "max_tokens": 4, "temperature": 0}

@@ -1,10 +1,10 @@
-"""The contract that every engine keeps. A module for an engine makes a class of each suite and gives it a `case`:
+"""The contract that every engine keeps. A module for an engine makes a class of the suite and gives it a `case`:
 
     class TestFake(EngineSuite):
         @pytest.fixture
         def case(self) -> EngineCase: ...
 
-`EngineSuite` shares whatever engine the fixture `engine` gives; `LifecycleSuite` starts its own ones.
+It shares whatever engine the fixture `engine` gives; `tests/contract/lifecycle_suite.py` starts its own ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from pydantic_core import from_json
 
-from context.errors import EngineError, EngineProtocolError, EngineUnavailable, RequestError
+from context.errors import RequestError
 from engine.base import ChatRequest, Engine
 from tests.contract.cases import (
+    ENDLESS,
     EngineCase,
     Picture,
     ask,
@@ -26,6 +27,7 @@ from tests.contract.cases import (
     encoder_events,
     events_of,
     full_blocks,
+    hello,
     idle,
     stored_tokens,
     user,
@@ -50,7 +52,7 @@ class EngineSuite:
     """Chats, caches, events and cancellation on a started engine."""
 
     async def test_answers_a_chat(self, engine: Engine, case: EngineCase, name: str) -> None:
-        async with engine.chat(ChatRequest(name, _hello(case), name)) as reply:
+        async with engine.chat(ChatRequest(name, hello(case), name)) as reply:
             body = from_json(await reply.read())
         assert reply.status == 200
         assert reply.headers["content-type"].startswith("application/json")
@@ -59,7 +61,7 @@ class EngineSuite:
         assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
 
     async def test_streams_a_chat(self, engine: Engine, case: EngineCase, name: str) -> None:
-        body = _hello(case) | {"stream": True, "max_tokens": 300, "ignore_eos": True}
+        body = hello(case) | {"stream": True, "max_tokens": 300, "ignore_eos": True}
         async with engine.chat(ChatRequest(name, body, name)) as reply:
             chunks = [chunk async for chunk in reply.chunks]
         events = events_of(b"".join(chunks))
@@ -276,7 +278,7 @@ class EngineSuite:
         assert seen == list(range(seen[0], seen[0] + 3))
 
     async def test_leaving_before_the_first_byte(self, engine: Engine, case: EngineCase, name: str) -> None:
-        work = asyncio.create_task(ask(engine, case, [user("hi")], request_id=name, **_ENDLESS))
+        work = asyncio.create_task(ask(engine, case, [user("hi")], request_id=name, **ENDLESS))
         await busy(engine, case)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -284,7 +286,7 @@ class EngineSuite:
         await idle(engine, case)
 
     async def test_leaving_in_the_middle(self, engine: Engine, case: EngineCase, name: str) -> None:
-        body = _hello(case) | _ENDLESS | {"stream": True}
+        body = hello(case) | ENDLESS | {"stream": True}
         async with engine.chat(ChatRequest(name, body, name)) as reply:
             assert await anext(aiter(reply.chunks))
             await busy(engine, case)
@@ -300,106 +302,6 @@ class EngineSuite:
         await idle(engine, case)
 
 
-class LifecycleSuite:
-    """Starting, stopping and failing. Each test has an engine of its own."""
-
-    async def test_start_and_stop(self, case: EngineCase) -> None:
-        engine = case.make()
-        assert not engine.health().ready
-        with pytest.raises(EngineUnavailable):
-            await ask(engine, case, [user("hi")])
-        await engine.start()
-        await engine.start()
-        assert engine.health().ready
-        assert (await ask(engine, case, [user("hi")])).status == 200
-        await engine.stop()
-        await engine.stop()
-        assert engine.health().state == "stopped"
-        with pytest.raises(EngineUnavailable):
-            await ask(engine, case, [user("hi")])
-
-    async def test_stop_before_start(self, case: EngineCase) -> None:
-        engine = case.make()
-        await engine.stop()
-        assert not engine.health().ready
-
-    async def test_stop_while_requests_run(self, case: EngineCase, name: str) -> None:
-        before = asyncio.all_tasks()
-        engine = case.make()
-        await engine.start()
-        whole = asyncio.create_task(_end_of(engine, case, f"{name}-1", stream=False))
-        streamed = asyncio.create_task(_end_of(engine, case, f"{name}-2", stream=True))
-        await busy(engine, case)
-        await engine.stop()
-        async with asyncio.timeout(20):
-            ends = await asyncio.gather(whole, streamed)
-        assert all(ends)
-        await asyncio.sleep(0)
-        assert not [task for task in asyncio.all_tasks() - before if not task.done()]
-
-    async def test_subscriptions_end_with_the_engine(self, case: EngineCase) -> None:
-        engine = case.make()
-        await engine.start()
-        async with engine.events() as batches:
-            await engine.stop()
-            async with asyncio.timeout(20):
-                assert [batch async for batch in batches if batch.stream == "none"] == []
-
-    async def test_breaking_before_the_first_byte(self, case: EngineCase, name: str) -> None:
-        engine = await _breakable(case, "before")
-        try:
-            assert await _end_of(engine, case, name, stream=False) in ("EngineUnavailable", "status 500", "status 503")
-            assert (await ask(engine, case, [user("hi")])).status == 200
-        finally:
-            await engine.stop()
-
-    async def test_breaking_in_the_middle(self, case: EngineCase, name: str) -> None:
-        engine = await _breakable(case, "middle")
-        try:
-            with pytest.raises((EngineProtocolError, EngineUnavailable)):
-                await ask(engine, case, [user("hi")], stream=True, max_tokens=16, ignore_eos=True)
-            assert (await ask(engine, case, [user("hi")])).status == 200
-        finally:
-            await engine.stop()
-
-    async def test_a_crash_is_seen(self, case: EngineCase, name: str) -> None:
-        engine = await _breakable(case, "crash")
-        try:
-            await _end_of(engine, case, name, stream=False)
-            assert engine.health().state == "crashed"
-            with pytest.raises(EngineUnavailable):
-                await ask(engine, case, [user("hi")])
-        finally:
-            await engine.stop()
-
-
-_ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
-
-
-def _hello(case: EngineCase) -> dict[str, Any]:
-    return {"model": case.model, "messages": [user("hello")], "max_tokens": 4, "temperature": 0}
-
-
 def _needs(reported: bool, what: str) -> None:
     if not reported:
         pytest.skip(f"this engine reports no {what}")
-
-
-async def _breakable(case: EngineCase, how: Any) -> Engine:
-    if case.break_next is None:
-        pytest.skip("this engine cannot be told to fail")
-    engine = case.make()
-    await engine.start()
-    await case.break_next(engine, how)
-    return engine
-
-
-async def _end_of(engine: Engine, case: EngineCase, request_id: str, *, stream: bool) -> str:
-    """How a request that is interrupted ends: the error's name, its status, or that the stream said so."""
-    body = _hello(case) | _ENDLESS | {"stream": stream}
-    try:
-        async with engine.chat(ChatRequest(request_id, body, request_id)) as reply:
-            content = await reply.read()
-            return f"status {reply.status}" if reply.status >= 500 else "error event" * (b'"error"' in content)
-    except EngineError as error:
-        return type(error).__name__

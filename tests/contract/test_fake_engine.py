@@ -10,7 +10,8 @@ from engine.base import Engine
 from engine.fake import FakeConfig, FakeEngine, Fault
 from engine.fake.faults import FaultKind
 from tests.contract.cases import Break, EngineCase
-from tests.contract.engine_suite import EngineSuite, LifecycleSuite, cold, name
+from tests.contract.engine_suite import EngineSuite, cold, name
+from tests.contract.lifecycle_suite import LifecycleSuite
 
 __all__ = ["cold", "name"]
 

@@ -12,7 +12,8 @@ from engine.fake import FakeConfig, Fault
 from engine.fake.faults import FaultKind
 from engine.remote import RemoteEngine, RemoteSettings
 from tests.contract.cases import Break, EngineCase
-from tests.contract.engine_suite import EngineSuite, LifecycleSuite, cold, name
+from tests.contract.engine_suite import EngineSuite, cold, name
+from tests.contract.lifecycle_suite import LifecycleSuite
 from tests.contract.remote_fixtures import (
     ServedFake,
     served_fake,
