@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +28,7 @@ _RETRY_AFTER_SECONDS = 5
 _LINGER_SECONDS = 2.0
 _WATCH_AFTER_SECONDS = 0.005
 _SLOW_START_SECONDS = 5.0
+_NOTHING = nullcontext()
 _ERROR_HEADERS: Mapping[int, Headers] = {
     401: ((b"www-authenticate", b"Bearer"),),
     # The rest of the body may still be on its way; the connection cannot be used again.
@@ -63,15 +64,17 @@ class BodyBudget:
         """How many wait."""
         return len(self._waiting)
 
-    @asynccontextmanager
-    async def hold(self, size_bytes: int, timeout_seconds: float | None = None) -> AsyncGenerator[None]:
+    def hold(self, size_bytes: int, timeout_seconds: float | None = None) -> AbstractAsyncContextManager[None]:
         """Hold `size_bytes`, at most the whole budget.
 
         Raises:
             RequestError: (429) its turn did not come in time.
         """
-        size = 0 if size_bytes <= self._small else min(size_bytes, self._total)
-        if size and (self._waiting or size > self._free):
+        return _NOTHING if size_bytes <= self._small else self._hold(min(size_bytes, self._total), timeout_seconds)
+
+    @asynccontextmanager
+    async def _hold(self, size: int, timeout_seconds: float | None) -> AsyncGenerator[None]:
+        if self._waiting or size > self._free:
             try:
                 async with asyncio.timeout(timeout_seconds):
                     await self._wait(size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from app import asgi, pictures
@@ -20,7 +21,7 @@ from app.summaries import Summarizer
 from app.turn import ServedTurn
 from app.wire import ChatCall, parse_chat
 from context.alignment.base import SlotMatch
-from context.conversations import Begun
+from context.conversations import Assign, Begun
 from context.errors import RequestError, StillframeError
 from context.layout.tail import with_tail
 from context.policies.base import Limits, Request
@@ -117,7 +118,7 @@ async def _begin(
     tenant: Tenant,
     call: ChatCall,
     wires: Sequence[Mapping[str, Any]],
-    name: str | None,
+    name: tuple[str | None, bool],
     summarize: Summarizer,
 ) -> Begun:
     """Plan what is sent, under the policy in force and within its quotas."""
@@ -125,24 +126,41 @@ async def _begin(
     assert policy is not None, "chosen before"
     # The same figures for the whole request, whatever others report meanwhile.
     turn.estimate = estimate = gateway.estimators.of(turn.model).frozen()
+    request = Request(
+        limits=Limits(info.max_images_per_prompt, info.max_model_tokens),
+        pins=turn.pins,
+        estimate=estimate,
+        slot_match=await _slot_match(gateway, tenant, policy) if call.images else None,
+    )
     turn.begun = begun = await gateway.conversations.begin(
         wires,
         call.tools,
         tenant=tenant.name,
         key=tenant.key,
         policy=policy,
-        request=Request(
-            limits=Limits(info.max_images_per_prompt, info.max_model_tokens),
-            pins=turn.pins,
-            estimate=estimate,
-            slot_match=await _slot_match(gateway, tenant, policy) if call.images else None,
-        ),
-        conversation=name,
+        request=request,
+        conversation=name[0],
+        is_shared=name[1],
         summarize=summarize,
+        assign=await _assign(turn, tenant, call, request) if turn.choices and turn.choices.arms else None,
     )
     turn.before = begun.before
-    check_quotas(policy.quotas, begun.plan, begun.transcript, begun.before, estimate)
+    check_quotas((turn.policy or policy).quotas, begun.plan, begun.transcript, begun.before, estimate)
     return begun
+
+
+async def _assign(turn: ServedTurn, tenant: Tenant, call: ChatCall, request: Request) -> Assign:
+    """Gives a conversation its policy, where conversations share several."""
+    choices = turn.choices
+    assert choices is not None, "chosen before"
+    policies = [policy for _, _, policy in choices.arms]
+    slots = {one.name: await _slot_match(turn.gateway, tenant, one) for one in policies if call.images}
+
+    def assign(conversation: str, before: str | None) -> tuple[LoadedPolicy, Request]:
+        turn.policy = chosen = choices.of(tenant.name, conversation, before)
+        return chosen, replace(request, slot_match=slots.get(chosen.name, request.slot_match))
+
+    return assign
 
 
 def _summarizer(

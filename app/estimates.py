@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,10 +17,13 @@ from context.tokens.estimator import Estimator
 from context.tokens.texts import TextCounter
 from context.tokens.visual import Fixed, VisualRule
 from context.tokens.vocabulary import Vocabulary
+from context.transcript import ImagePart, parts_of
 
 _log = logging.getLogger(__name__)
 # Of an upstream, whose models clients name as they like.
 _MODELS = 64
+# No model that is much in use makes fewer of a screenshot.
+_LEAST_IMAGE_TOKENS = 64
 _ROUGH = Vocabulary(lambda text: math.ceil(len(text.encode("utf-8", "surrogatepass")) / 4))
 
 
@@ -43,6 +46,15 @@ class Estimators:
             known = Estimator(self._texts, self._rule or families.by_name(model) or self._unknown)
             self._known.put(model, known)
         return known
+
+    def uncorrected(self, model: str, wire: Mapping[str, Any]) -> tuple[int, int]:
+        """Text and visual tokens of a message, whatever engines have reported; of a model whose rule for images is not
+        known, what an image takes at least."""
+        text, visual = self.of(model).uncorrected(wire)
+        if visual and self._rule is None and families.by_name(model) is None:
+            images = sum(isinstance(part, ImagePart) for part in parts_of(wire))
+            visual = min(visual, _LEAST_IMAGE_TOKENS * images)
+        return text, visual
 
 
 def rough(settings: Settings) -> Estimators:

@@ -32,14 +32,19 @@ _MOST_PLACES = 8
 _MOST_ROLE_CHARACTERS = 32
 
 
-def client_conversation(header: str | None, body: Mapping[str, Any]) -> str | None:
-    """The client's own name for the conversation: its header, `prompt_cache_key`, or `metadata.conversation_id`."""
+def client_conversation(header: str | None, body: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """The client's own name for the conversation, and whether others may have the same.
+
+    Its header and `metadata.conversation_id` say which conversation it is. `prompt_cache_key` says which requests are
+    alike, and an app may give one to all of its users.
+    """
     metadata = body.get("metadata")
     named = cast("dict[str, Any]", metadata).get("conversation_id") if isinstance(metadata, dict) else None
-    for name in (header, body.get("prompt_cache_key"), named):
+    for name, is_shared in ((header, False), (named, False), (body.get("prompt_cache_key"), True)):
         if isinstance(name, str) and name:
-            return name if _PLAIN.fullmatch(name) else blake3(name.encode("utf-8", "replace")).hexdigest()[:32]
-    return None
+            plain = _PLAIN.fullmatch(name) is not None
+            return name if plain else blake3(name.encode("utf-8", "replace")).hexdigest()[:32], is_shared
+    return None, False
 
 
 def plan_headers(begun: Begun) -> list[tuple[bytes, bytes]]:

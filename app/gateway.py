@@ -13,9 +13,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from app import estimates
 from app.asgi import BodyBudget
+from app.background import Background
+from app.dashboard.state import Dashboard
 from app.settings import Settings
 from context.conversations import Conversations
-from context.errors import ConfigError, EngineError, RequestError, StillframeError
+from context.errors import ConfigError, EngineError, EngineUnavailable, RequestError, StillframeError, place_of
 from context.images.memo import Lru
 from context.images.service import ImageService
 from context.ledger import Ledger
@@ -62,12 +64,15 @@ class Gateway:
         self.engine = engine
         self.metrics = GatewayMetrics()
         self.encoder_log = EncoderLog(self.metrics)
+        self.background = Background(self.metrics.count_background_failure)
         self.recorder = Recorder(self.metrics, self.encoder_log, settings.price_table())
         # What it knows of the engine comes with the engine.
         self.recorder.attributor = Attributor(None, None)
+        self.recorder.measure = lambda model, wire: self.estimators.uncorrected(model, wire)
         self.budget = BodyBudget(settings.server.inflight_body_bytes, _SMALL_BODY_BYTES)
         data = settings.data_path
-        self._tenancy = Tenancy(load_secret(data))
+        secret = load_secret(data)
+        self._tenancy = Tenancy(secret)
         # By digest: how long a look-up takes says nothing about the keys.
         self._secret = secrets.token_bytes(32)
         self._tenants = {
@@ -82,6 +87,13 @@ class Gateway:
         # Images that a request was refused for, with that request; app/pictures.py says why.
         self.refused_images: Lru[bytes, bytes] = Lru(_REFUSED_IMAGES)
         self._ledger_file = data / "ledger.db"
+        self.dashboard = Dashboard(
+            settings,
+            self._ledger_file,
+            secret,
+            self._tenancy,
+            lambda token: hmac.compare_digest(self._digest(token), self._admin),
+        )
         self.policies = settings.policies()
         self.estimators = estimates.rough(settings)
         self._give_up, self._ready = give_up, ready
@@ -95,6 +107,7 @@ class Gateway:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self.images.close)
+            stack.push_async_callback(self.dashboard.close)
             ledger = await Ledger.open(self._ledger_file, self.settings.ledger.limits())
             stack.push_async_callback(ledger.close)
             self._conversations = Conversations(ledger)
@@ -110,8 +123,8 @@ class Gateway:
                 asyncio.create_task(work, name=f"stillframe-{name}")
                 for name, work in (
                     ("engine", self._run_engine()),
-                    ("lag", self._watch_loop()),
-                    ("estimates", self._load_estimates()),
+                    ("lag", self.background.keep("watch", self._watch_loop)),
+                    ("estimates", self.background.keep("estimates", self._load_estimates)),
                 )
             ]
 
@@ -190,14 +203,21 @@ class Gateway:
                 # An upstream may come yet. An engine of our own that cannot start now never will.
                 self._give_up(error)
                 return
+        except Exception as error:
+            _log.error("engine: it cannot be started: %s", place_of(error))
+            self._give_up(EngineUnavailable("The engine cannot be started; the log says where it broke."))
+            return
         else:
             # What the start left behind stays for good; the collector need not look through it again and again.
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_COLLECT_AT)
             self._ready(time.monotonic() - started)
-            await self._follow()
+            await self.background.keep("follow", self._follow)
             return
+        await self.background.keep("follow", self._follow_encoder)
+
+    async def _follow_encoder(self) -> None:
         with suppress(EngineError):
             await self.encoder_log.follow(self.engine)
 
@@ -216,8 +236,13 @@ class Gateway:
                 _log.warning("engine: %s", words)
 
         follow = [mirror.follow(self.engine)] if mirror is not None else []
-        with suppress(EngineError):
-            await asyncio.gather(self.encoder_log.follow(self.engine), *follow, ask_template())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for work in (self.encoder_log.follow(self.engine), *follow, ask_template()):
+                    group.create_task(work)
+        except* EngineError:
+            # It stops, or did.
+            pass
 
     async def _load_estimates(self) -> None:
         """Beside the start of the engine: a vocabulary takes as long to load as many requests take to serve."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from context.frozen import frozen
 
 # Below this the parser is as fast.
 _MIN_CHARS = 16 * 1024
 _OPENING = b'"data:'
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lifted:
     """A body without its long data URLs. `texts` gives the text for each stand-in string of `skeleton`.
 

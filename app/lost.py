@@ -3,9 +3,9 @@ request fail."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from types import TracebackType
 
 from app.outgoing import engine_messages
 from app.pictures import NOTE
@@ -17,25 +17,33 @@ from context.tenancy import Tenant
 from engine.base import ChatRequest, EngineReply
 
 
-@asynccontextmanager
-async def engine_reply(turn: ServedTurn, tenant: Tenant, request: ChatRequest) -> AsyncGenerator[EngineReply]:
+class engine_reply(AbstractAsyncContextManager[EngineReply]):
     """The engine's reply to a request.
 
     Raises:
         ImageError: `image_lost`, and it is an image that the client can send again.
     """
-    asked = False
-    try:
-        async with turn.gateway.engine.chat(request) as reply:
-            asked = True
-            yield reply
-            return
-    except ImageError as error:
-        again = await _without_lost(turn, tenant, request) if not asked and error.code == "image_lost" else None
-        if again is None:
-            raise
-    async with turn.gateway.engine.chat(again) as reply:
-        yield reply
+
+    __slots__ = ("_asked", "_request", "_tenant", "_turn")
+
+    def __init__(self, turn: ServedTurn, tenant: Tenant, request: ChatRequest) -> None:
+        self._turn, self._tenant, self._request = turn, tenant, request
+        self._asked = turn.gateway.engine.chat(request)
+
+    async def __aenter__(self) -> EngineReply:
+        try:
+            return await self._asked.__aenter__()
+        except ImageError as error:
+            again = None if error.code != "image_lost" else await _without_lost(self._turn, self._tenant, self._request)
+            if again is None:
+                raise
+        self._asked = self._turn.gateway.engine.chat(again)
+        return await self._asked.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._asked.__aexit__(kind, error, trace)
 
 
 async def _without_lost(turn: ServedTurn, tenant: Tenant, request: ChatRequest) -> ChatRequest | None:

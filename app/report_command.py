@@ -50,7 +50,7 @@ def report(options: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError("flag", "--html", "names the same file as --json; choose another")
     with open_records(options.file or settings.data_path / "ledger.db") as records:
         _check_names(records, of)
-        made = make_report(records, of, splits, options.baseline)
+        made = make_report(records, of, splits, options.baseline, settings.price_table())
     if options.json is not None:
         write_json(options.json, as_json(made))
     if options.html is not None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from app import asgi
 from app.chat import chat
+from app.dashboard.routes import PREFIX, dashboard
 from app.gateway import Gateway
 from app.public import public_error_bytes
 from context.errors import EngineError, RequestError, StillframeError, place_of
@@ -33,15 +34,17 @@ async def live(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
 async def ready(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     """The engine answers; 503 with the reason while it does not."""
     health = gateway.engine.health()
-    body = {"status": health.state, "reason": health.reason}
+    body: dict[str, object] = {"status": health.state, "reason": health.reason}
+    if gateway.background.failing:
+        # Chats are answered without it.
+        body["failing"] = sorted(gateway.background.failing)
     await asgi.respond_json(send, 200 if health.ready else 503, body)
 
 
 async def metrics(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     """Prometheus' text format."""
     gateway.metrics.count_images(gateway.images.stats())
-    if gateway.recorder.writer is not None:
-        gateway.metrics.count_dropped_records(gateway.recorder.writer.stats().dropped)
+    gateway.recorder.count()
     body = gateway.metrics.exposition(engine_ready=gateway.engine.health().ready)
     await asgi.respond(send, 200, body, [_METRICS_TYPE])
 
@@ -164,11 +167,13 @@ _EXACT: dict[str, tuple[str, Handler]] = {
     "/metrics": ("GET", metrics),
     "/admin/reset": ("POST", reset),
     "/admin/state": ("GET", state),
+    PREFIX: ("*", dashboard),
 }
 _PREFIXES: dict[str, tuple[str, Handler]] = {
     _MODELS: ("GET", models),
     _REQUESTS: ("GET", request_record),
     _ENGINE: ("*", engine),
+    PREFIX + "/": ("*", dashboard),
 }
 
 

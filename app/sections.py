@@ -15,9 +15,9 @@ from metrics.records.prices import Price
 
 
 class Section(BaseModel):
-    """What every part of the settings refuses: unknown keys, and numbers that are none."""
+    """What every part of the settings refuses: unknown keys, values of another type, and numbers that are none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 def _policy_name(name: str) -> str:
@@ -33,11 +33,12 @@ class PolicyRuleSection(Section):
     model: str | None = Field(None, min_length=1, max_length=256)
     tenant: str | None = Field(None, min_length=1)
     policy: PolicyName
+    share: float | None = Field(None, gt=0, le=1)
 
     @model_validator(mode="after")
     def _says_for_whom(self) -> PolicyRuleSection:
-        if self.model is None and self.tenant is None:
-            raise ValueError("a rule needs a model or a tenant; for every request set policy")
+        if self.model is None and self.tenant is None and self.share is None:
+            raise ValueError("a rule needs a model, a tenant or a share; for every request set policy")
         return self
 
     def rule(self) -> PolicyRule:
@@ -147,6 +148,22 @@ class RecordsSection(Section):
     max_age_seconds: float = Field(gt=0)
     max_bytes: int = Field(ge=1024 * 1024)
     max_waiting: int = Field(ge=1)
+
+
+_FEWEST_TOKEN_CHARS = 16
+
+
+class DashboardSection(Section):
+    enabled: bool
+    allow_loopback: bool
+    read_token: str
+
+    @field_validator("read_token")
+    @classmethod
+    def _long(cls, token: str) -> str:
+        if token and (len(token) < _FEWEST_TOKEN_CHARS or not token.isascii() or not token.isprintable()):
+            raise ValueError(f"takes at least {_FEWEST_TOKEN_CHARS} printable ASCII characters; make a random one")
+        return token
 
 
 class PriceSection(Section):

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from app.sections import (
     Auth,
     ContextSection,
+    DashboardSection,
     EngineSection,
     Estimates,
     Fetch,
@@ -33,12 +34,16 @@ from app.sections import (
     Upstreams,
 )
 from context.errors import ConfigError
-from context.policies.choice import Policies
+from context.files import UnusableFile, read_text
+from context.policies.choice import Policies, share_spans
+from context.policies.reading import expected, tuples
+from context.yaml import WordsLoader
 from metrics.records.prices import Prices
 from metrics.records.store import RecordLimits
 
 ENVIRONMENT_PREFIX = "STILLFRAME_"
 DEFAULTS = "configs/default.yaml"
+_MAX_FILE_BYTES = 1024 * 1024
 
 
 class Settings(Section):
@@ -62,6 +67,7 @@ class Settings(Section):
     fetch: Fetch
     ledger: LedgerSection
     records: RecordsSection
+    dashboard: DashboardSection
     context: ContextSection
     estimates: Estimates
     otel: Otel
@@ -73,7 +79,8 @@ class Settings(Section):
     def _one_or_many(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(part for part in value.replace(",", " ").split() if part)
-        return value
+        # A worker reads it from JSON.
+        return tuples(value)
 
     @field_validator("upstream")
     @classmethod
@@ -98,6 +105,14 @@ class Settings(Section):
         known = self.auth.keys
         if known and any(rule.tenant is not None and rule.tenant not in known for rule in self.policy_rules):
             raise ValueError(f"policy_rules name a tenant that auth.keys does not have: {', '.join(sorted(known))}")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_are_a_whole_at_most(self) -> Settings:
+        try:
+            share_spans([rule.rule() for rule in self.policy_rules])
+        except ConfigError as error:
+            raise ValueError(f"policy_rules: {error.reason}") from error
         return self
 
     def policies(self) -> Policies:
@@ -167,18 +182,28 @@ def load(
         _merge(values, variable, where, origin)
     _merge(values, {key: value for key, value in (flags or {}).items() if value is not None}, "flag", origin)
     try:
-        return Settings.model_validate(values)
+        return Settings.model_validate(_typed(values))
     except ValidationError as error:
         raise _explain(error, origin) from error
 
 
+def _typed(values: Mapping[str, Any], at: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The values with tuples for lists, as the sections have them; vLLM's own stay as they are."""
+    return {
+        key: (value if (*at, key) == _VLLM else _typed(cast("dict[str, Any]", value), (*at, key)))
+        if isinstance(value, dict)
+        else tuples(value)
+        for key, value in values.items()
+    }
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), "", "cannot be read; check the path and that it is a text file") from error
+        text = read_text(path, _MAX_FILE_BYTES)
+    except UnusableFile as error:
+        raise ConfigError(str(path), "", str(error)) from error
     try:
-        data: Any = yaml.safe_load(text)
+        data: Any = yaml.load(text, WordsLoader)  # noqa: S506 (it is a safe loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -201,7 +226,7 @@ def _read_environment(environment: Mapping[str, str], known: Mapping[str, Any]) 
         path, text = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"), environment[name]
         try:
             # Values are YAML as in a file, so that lists and mappings can be given; plain text stays text.
-            value: Any = text if _is_text(known, path) else yaml.safe_load(text)
+            value: Any = text if _is_text(known, path) else yaml.load(text, WordsLoader)  # noqa: S506 (it is safe)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"environment variable {name}", "", "is not valid YAML") from error
         for part in reversed(path):
@@ -219,7 +244,8 @@ _INTERNAL = (
     ENVIRONMENT_PREFIX + "DECLARE_TORCHVISION_OPERATORS",
     ENVIRONMENT_PREFIX + "INTERNAL_SETTINGS",
 )
-_OPEN = {("engine", "vllm"), ("auth", "keys")}
+_VLLM = ("engine", "vllm")
+_OPEN = {_VLLM, ("auth", "keys")}
 
 
 def _lookup(values: Mapping[str, Any], path: list[str]) -> Any:
@@ -259,9 +285,11 @@ def _named(where: str, path: Sequence[str]) -> str:
 
 def _explain(error: ValidationError, origin: Mapping[tuple[str, ...], str]) -> ConfigError:
     """The first fault, with the layer that brought it and its key."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
+    # Only its type is told: it may be a key or a password.
+    is_text = isinstance(first["input"], str)
     path = tuple(str(part) for part in first["loc"])
-    reason = first["msg"].removeprefix("Value error, ")
+    reason = expected(first["type"], is_text=is_text) or first["msg"].removeprefix("Value error, ")
     setter = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in origin), None)
     if setter is None:
         # A rule of several keys: the latest layer that set one of those it speaks of.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
@@ -14,6 +13,7 @@ from app import asgi
 from app.outgoing import engine_messages
 from app.reply import reply_of
 from context.errors import StillframeError
+from context.frozen import frozen
 from context.images.service import ImageService
 from context.plan import SentMessage, SummaryRequest
 from context.tenancy import Tenant
@@ -25,7 +25,7 @@ _ANSWER_BYTES = 1024 * 1024
 _PROMPT_KEYS = ("model", "chat_template", "chat_template_kwargs", "documents", "add_special_tokens", "reasoning_effort")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Summarizer:
     """Has the engine make the summaries of one request.
 

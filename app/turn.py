@@ -17,10 +17,10 @@ from context.estimates import message_tokens
 from context.layout.tail import with_tail
 from context.plan import SentMessage
 from context.policies.base import Estimate
-from context.policies.choice import POLICY_HEADER, LoadedPolicy
+from context.policies.choice import POLICY_HEADER, Choices, LoadedPolicy
 from context.tenancy import Tenant
+from metrics.records.made import Ended
 from metrics.records.record import Outcome
-from metrics.records.recorder import Ended
 from metrics.usage import Usage
 
 
@@ -42,6 +42,7 @@ class ServedTurn:
     begun: Begun | None = None
     not_available: tuple[str, ...] = ()
     policy: LoadedPolicy | None = None
+    choices: Choices | None = None
     model: str = ""
     explain: bool = False
     pins: frozenset[str] = frozenset()
@@ -62,9 +63,11 @@ class ServedTurn:
         self.explain = wants_explanation(asgi.header(scope, EXPLAIN_HEADER))
         self.pins = pinned_images(asgi.header(scope, PIN_HEADER))
         self.traceparent = asgi.header(scope, b"traceparent")
-        self.policy = self.gateway.policies.choose(
+        self.choices = self.gateway.policies.choose(
             model=self.model, tenant=tenant.name, header=asgi.header(scope, POLICY_HEADER.encode())
         )
+        # Of several the conversation's is known when the conversation is.
+        self.policy = self.choices.rest
 
     async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
         """Send the answer's head. From here on an error can only be an event of the stream."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isinf
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from pydantic_core import from_json
 
 from app.lift import lift
 from context.errors import ImageError, RequestError
+from context.frozen import frozen
 from context.images.base import ImageSource
 from context.images.parts import parse_image_part
 from context.transcript import ImagePart
@@ -42,7 +43,7 @@ _MAY_OVERFLOW = re.compile(rb"[0-9][eE]\+?[0-9]{3}|(?<![0-9])[0-9]{309}")
 _POSITION = re.compile(r"line (\d+) column (\d+)")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FoundImage:
     """An image part: `messages[message].content[part]`; `history` when an assistant's message follows it. With `error`
     it says nowhere where its bytes are, and `source` names the place alone."""
@@ -54,7 +55,7 @@ class FoundImage:
     error: ImageError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChatCall:
     """A checked chat request. `body` is the client's own, without what is never forwarded; its images stand in it
     as the client sent them."""

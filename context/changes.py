@@ -25,9 +25,15 @@ def last_reply(messages: Sequence[Message]) -> int:
     return next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), -1)
 
 
+def last_of_user(messages: Sequence[Message]) -> int:
+    """The index of the last message of a user; -1 where there is none."""
+    return next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "user"), -1)
+
+
 def current_turn(messages: Sequence[Message]) -> int:
     """Where the current turn starts: with the messages that lead up to the last one of a user."""
-    last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "user"), len(messages))
+    last = last_of_user(messages)
+    last = last if last >= 0 else len(messages)
     while last > 0 and messages[last - 1].role == "user":
         last -= 1
     return last

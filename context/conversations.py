@@ -8,11 +8,11 @@ answer   the reply is whole: it belongs to the history from now on
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
 
+from context.frozen import frozen
 from context.identity import is_surely, resembles
 from context.ledger import Found, Ledger, NewReply, NewTurn
 from context.plan import PromptPlan, SentMessage, SummaryRequest, Turn
@@ -25,10 +25,12 @@ _KEPT_OF_REPLY = ("content", "tool_calls", "refusal")
 _NAME_CHARS = 32
 # Given what to sum up and the conversation's name, the text; None where it could not be made.
 Summarize = Callable[[SummaryRequest, str], Awaitable[str | None]]
+# Given a conversation's name and the policy of its turn before, None for a new one.
+Assign = Callable[[str, str | None], tuple[Policy, Request]]
 _DEFAULT = Request()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Begun:
     """A turn that was planned.
 
@@ -63,7 +65,9 @@ class Conversations:
         policy: Policy,
         request: Request = _DEFAULT,
         conversation: str | None = None,
+        is_shared: bool = False,
         summarize: Summarize | None = None,
+        assign: Assign | None = None,
     ) -> Begun:
         """Plan a turn.
 
@@ -74,7 +78,9 @@ class Conversations:
             policy: what may be done, and how the context shrinks.
             request: what else a plan needs to know.
             conversation: the client's own name for it; by content where there is none.
+            is_shared: others may have the same name: it says where to look, and proves nothing.
             summarize: makes a summary that the policy asks for; the plan does without where it gives none.
+            assign: which policy and request it is for this conversation, instead of the two above.
 
         Raises:
             RequestError: the tools cannot be used.
@@ -84,10 +90,14 @@ class Conversations:
         known = Known(found.turn, found.length, found.at_reply) if found else None
         latest, is_sure = None, True
         if known is None or not continues(known, came):
-            latest, is_sure = await self._compared(tenant, came, found, conversation)
+            latest, is_sure = await self._compared(tenant, came, found, conversation, is_shared=is_shared)
         base = latest if latest is not None else known.turn if known else None
         if conversation is None:
             conversation = base.conversation if base is not None else _name(came, key)
+        if assign is not None:
+            # The same beginning may stand in another conversation.
+            is_own = base is not None and base.conversation == conversation
+            policy, request = assign(conversation, base.policy if base is not None and is_own else None)
         number = _number(known, latest, came)
         made = plan(came, tools, known, latest, policy, request, is_sure=is_sure, number=number)
         if made.summary is not None and summarize is not None:
@@ -131,11 +141,12 @@ class Conversations:
         await self._ledger.reply(begun.tenant, begun.turn, _reply(begun, message))
 
     async def _compared(
-        self, tenant: str, came: Transcript, found: Found | None, conversation: str | None
+        self, tenant: str, came: Transcript, found: Found | None, conversation: str | None, *, is_shared: bool
     ) -> tuple[Turn | None, bool]:
         """The turn that a changed history is compared with, and whether it surely is of the same conversation."""
         answered = None
-        if conversation is None:
+        named = conversation is not None and not is_shared
+        if not named:
             # A client that cut or edited the beginning still has the last reply.
             last = next((one for one in reversed(came.messages) if one.role == "assistant"), None)
             answered = None if last is None else await self._ledger.answered(tenant, last.digest)
@@ -143,9 +154,12 @@ class Conversations:
                 return answered, True
         name = conversation if conversation is not None else found.turn.conversation if found else None
         latest = None if name is None else await self._ledger.latest(tenant, name)
-        if latest is not None:
-            return latest, is_surely(latest, came.messages, named=conversation is not None)
-        return (answered if answered is not None and resembles(answered, came.messages) else None), False
+        if latest is not None and not is_shared:
+            return latest, is_surely(latest, came.messages, named=named)
+        if latest is not None and is_surely(latest, came.messages, named=False):
+            return latest, True
+        alike = (one for one in (answered, latest) if one is not None and resembles(one, came.messages))
+        return next(alike, None), False
 
 
 def _reply(begun: Begun, message: Mapping[str, Any]) -> NewReply:

@@ -18,6 +18,8 @@ from context.visual_tokens import MAX_ASPECT_RATIO, QWEN2_5_VL, VisualShape, vis
 # English prose has about four bytes a token in the usual vocabularies; a template adds a few for each message.
 _BYTES_PER_TOKEN = 4
 _MESSAGE_TOKENS = 4
+# What a template may say of a message besides its content and its calls.
+SAID_KEYS = ("name", "reasoning_content", "reasoning")
 
 
 def message_tokens(wire: Mapping[str, Any], shape: VisualShape = QWEN2_5_VL) -> int:
@@ -28,6 +30,7 @@ def message_tokens(wire: Mapping[str, Any], shape: VisualShape = QWEN2_5_VL) -> 
             total += _image_tokens(part, shape)
         else:
             total += sum(text_tokens(value) for key, value in part.items() if key != "type" and isinstance(value, str))
+    total += sum(text_tokens(text) for key in SAID_KEYS if isinstance(text := wire.get(key), str))
     if calls := wire.get("tool_calls"):
         total += math.ceil(len(to_json(calls)) / _BYTES_PER_TOKEN)
     return total

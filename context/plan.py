@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from context.frozen import frozen
 from context.transcript import ImagePart, Message, parts_of
 
 Actor = Literal["client", "policy", "engine", "template", "gateway"]
@@ -31,7 +32,7 @@ Cause = Literal[
 Origin = Literal["client", "hoisted", "marker", "stale", "summary", "tail"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SentMessage:
     """One message as it goes to the engine, byte for byte the same in every later turn that replays it.
 
@@ -104,7 +105,7 @@ class SummaryRequest:
     tools: tuple[Mapping[str, Any], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PromptPlan:
     """What goes to the engine for one turn.
 
@@ -132,7 +133,7 @@ class PromptPlan:
     summary: SummaryRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Turn:
     """A turn as the ledger gives it back.
 

@@ -14,13 +14,14 @@ Pure functions: nothing is read or written, nothing that came is mutated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from blake3 import blake3
 from pydantic_core import to_json
 
 from context.alignment import heals
+from context.frozen import frozen
 from context.layout.control import neutralize_value
 from context.layout.messages import lay_out
 from context.layout.tools import canonical_tools, compare_tools
@@ -28,6 +29,7 @@ from context.plan import Healed, PrefixBreak, PromptPlan, Turn
 from context.policies.base import Policy, Request, Rules, Shaped, View
 from context.policies.limits import fit
 from context.replay import Replay, common, replay_changed, replay_prefix
+from context.switch import LIBERTIES, liberties
 from context.transcript import Transcript, message_of
 
 Tools = tuple[Mapping[str, Any], ...]
@@ -36,7 +38,7 @@ _NO_TOOLS_FORM = blake3(b"null").hexdigest()
 _DEFAULT = Request()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Known:
     """What the ledger knows of a transcript: the turn that ends at its longest known prefix, and how long that is."""
 
@@ -90,18 +92,12 @@ def plan(
     rules = policy.rules
     if rules.slot_match is None and request.slot_match is not None:
         rules = replace(rules, slot_match=request.slot_match)
-    base, found = None, Replay([])
-    if known is not None and (latest is None or continues(known, transcript)):
-        base, found = known.turn, replay_prefix(known.turn, known.length)
-    elif latest is not None:
-        base, found = latest, replay_changed(latest, transcript, rules, is_sure=is_sure)
+    base, found = _replay(transcript, known, latest, rules, is_sure=is_sure)
     laid_out = lay_out(transcript, found, rules)
-    sent_tools, form, tool_break, tool_heals = _tools(tools, base, rules)
+    the_tools = _tools(tools, base, rules)
     before = base.sent if base is not None else ()
-    same = common(before, laid_out.sent)
-    if tool_break is not None:
-        # Tools stand before every message: nothing behind them can be read.
-        same = 0
+    # Tools stand before every message: nothing behind them can be read.
+    same = common(before, laid_out.sent) if the_tools.broken is None else 0
     view = View(
         client=transcript.messages,
         sent=laid_out.sent,
@@ -111,23 +107,47 @@ def plan(
         number=number,
         request=request,
         summary=summary,
+        tools=the_tools.spelled,
+        waiting=laid_out.waiting,
     )
     shaped = policy.shape(view)
     if rules.replay:
         shaped = fit(shaped, view)
-    breaks, reports = _breaks(found, shaped, view, same, tool_break)
+    switched_from = base.policy if base is not None and (found.is_switched or base.policy != policy.name) else None
+    breaks, reports = _breaks(found, shaped, view, same, the_tools.broken, switched_from)
     return PromptPlan(
         sent=shaped.sent,
-        tools=sent_tools,
+        tools=the_tools.sent,
         replayed=common(before, shaped.sent),
         breaks=breaks,
-        healed=(*tool_heals, *_healed(base, found, transcript), *laid_out.healed) if rules.replay else (),
+        healed=(*the_tools.healed, *_healed(base, found, transcript), *laid_out.healed) if rules.replay else (),
         reports=reports,
-        state={"tools_form": form, **({"policy": dict(shaped.state)} if shaped.state else {})},
+        state=_state(the_tools.form, shaped, rules),
         epoch=(base.epoch if base is not None else 0) + any(one.actor == "policy" for one in (*breaks, *reports)),
         tail=(*shaped.tail, *laid_out.tail_of(shaped.sent, transcript, rules)),
-        summary=None if shaped.summary is None else replace(shaped.summary, tools=sent_tools),
+        summary=None if shaped.summary is None else replace(shaped.summary, tools=the_tools.sent),
     )
+
+
+def _replay(
+    transcript: Transcript, known: Known | None, latest: Turn | None, rules: Rules, *, is_sure: bool
+) -> tuple[Turn | None, Replay]:
+    """The turn that this one goes on from, and what of it is sent again."""
+    if known is not None and (latest is None or continues(known, transcript)):
+        return known.turn, replay_prefix(known.turn, known.length, transcript, rules)
+    if latest is not None:
+        return latest, replay_changed(latest, transcript, rules, is_sure=is_sure)
+    return None, Replay([])
+
+
+def _state(tools_form: str, shaped: Shaped, rules: Rules) -> dict[str, Any]:
+    """What the next turn has to know of this one."""
+    made: dict[str, Any] = {"tools_form": tools_form}
+    if shaped.state:
+        made["policy"] = dict(shaped.state)
+    if taken := liberties(rules):
+        made[LIBERTIES] = sorted(taken)
+    return made
 
 
 def _policy_state(base: Turn | None, policy: Policy) -> Mapping[str, Any]:
@@ -136,7 +156,12 @@ def _policy_state(base: Turn | None, policy: Policy) -> Mapping[str, Any]:
 
 
 def _breaks(
-    found: Replay, shaped: Shaped, view: View, same: int, tool_break: PrefixBreak | None
+    found: Replay,
+    shaped: Shaped,
+    view: View,
+    same: int,
+    tool_break: PrefixBreak | None,
+    switched_from: str | None,
 ) -> tuple[tuple[PrefixBreak, ...], tuple[PrefixBreak, ...]]:
     """The one that counts, at the place where what is sent first differs from what was sent, and the others.
 
@@ -144,6 +169,7 @@ def _breaks(
         found, shaped, view: what was replayed, and what the policy made of it.
         same: how many messages were as before when the policy saw them.
         tool_break: how the tools differ.
+        switched_from: the name of the policy that was in force before, where it is another one.
     """
     others = [*found.breaks, *([shaped.broken] if shaped.broken is not None else []), *found.deferred]
     before, replayed = view.before, common(view.before, shaped.sent)
@@ -156,7 +182,11 @@ def _breaks(
         is_policy = replayed < same
         rest = (view if is_policy else shaped).sent[replayed:]
         place = next((one.source for one in rest if one.source is not None), len(view.client) - 1)
-        first = _responsible(found, shaped, view, place, replayed, is_policy=is_policy)
+        if is_policy:
+            words = "the policy rewrote what was sent"
+            first = shaped.broken or PrefixBreak("policy_eviction", "policy", place, detail=words)
+        else:
+            first = _responsible(found, view, place, replayed, switched_from)
     if first is None:
         return (), tuple(others)
     reports = tuple(one for one in others if one is not first)
@@ -166,15 +196,13 @@ def _breaks(
     return (replace(first, lost_tokens=lost),), reports
 
 
-def _responsible(
-    found: Replay, shaped: Shaped, view: View, place: int, replayed: int, *, is_policy: bool
-) -> PrefixBreak | None:
+def _responsible(found: Replay, view: View, place: int, replayed: int, switched_from: str | None) -> PrefixBreak | None:
     """The difference that brought about the first one in what is sent; None where the client has branched."""
-    if is_policy:
-        words = "the policy rewrote what was sent"
-        return shaped.broken or PrefixBreak("policy_eviction", "policy", place, detail=words)
     if message_of(view.before[replayed].wire).digest == view.client[place].digest:
         return PrefixBreak("client_edit", "client", place, detail="the message is spelled in another way")
+    if switched_from is not None and place < found.unchanged:
+        words = f"the policy in force before, {switched_from}, had sent it in another way"
+        return PrefixBreak("policy_eviction", "policy", place, detail=words)
     in_front = [one for one in found.breaks if one.message <= place]
     # The nearest message, and in it the first place.
     last = max((one.message for one in in_front), default=None)
@@ -184,24 +212,37 @@ def _responsible(
     return PrefixBreak("client_edit", "client", place, detail=words)
 
 
-def _tools(
-    tools: Sequence[Any] | None, base: Turn | None, rules: Rules
-) -> tuple[Tools | None, str, PrefixBreak | None, tuple[Healed, ...]]:
-    """The tools to send, the digest of their spelling, and how they differ from the base turn's."""
-    form = _NO_TOOLS_FORM if tools is None else blake3(to_json(tools)).hexdigest()
+@frozen
+class _Tools:
+    """The tools to send, as JSON, too; the digest of their spelling as they came, and how they differ from those that
+    were sent before."""
+
+    sent: Tools | None
+    spelled: bytes
+    form: str
+    broken: PrefixBreak | None = None
+    healed: tuple[Healed, ...] = ()
+
+
+def _tools(tools: Sequence[Any] | None, base: Turn | None, rules: Rules) -> _Tools:
     if tools is None:
-        laid_out = None
+        laid_out, spelled, form = None, b"", _NO_TOOLS_FORM
+        if base is None or base.tools is None:
+            respelled = rules.replay and base is not None and base.state.get("tools_form", form) != form
+            return _Tools(None, spelled, form, healed=(Healed("tools", -1),) if respelled else ())
     else:
+        form = blake3(to_json(tools)).hexdigest()
         clean = [neutralize_value(tool, rules.control_tokens) for tool in tools] if rules.control_tokens else tools
         laid_out = canonical_tools(clean) if rules.canonical_tools and rules.replay else tuple(clean)
-    if base is None:
-        return laid_out, form, None, ()
-    if to_json(laid_out) == to_json(base.tools):
+        spelled = to_json(laid_out)
+        if base is None:
+            return _Tools(laid_out, spelled, form)
+    if laid_out is not None and spelled == to_json(base.tools):
         respelled = rules.replay and base.state.get("tools_form", form) != form
-        return base.tools, form, None, (Healed("tools", -1),) if respelled else ()
+        return _Tools(base.tools, spelled, form, healed=(Healed("tools", -1),) if respelled else ())
     change = compare_tools(base.tools, laid_out)
     words = change.words if change is not None else "the tools differ"
-    return laid_out, form, PrefixBreak("tools_changed", "client", -1, detail=words), ()
+    return _Tools(laid_out, spelled, form, PrefixBreak("tools_changed", "client", -1, detail=words))
 
 
 def _healed(base: Turn | None, found: Replay, transcript: Transcript) -> tuple[Healed, ...]:

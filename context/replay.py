@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from context.alignment import align
@@ -11,20 +11,19 @@ from context.changes import (
     Unsent,
     Volatile,
     asked_now,
-    current_turn,
     cut_messages,
     is_outdated,
     put_off,
     without_parted,
 )
+from context.frozen import frozen
 from context.plan import Healed, PrefixBreak, SentMessage, Turn
 from context.policies.base import Rules
+from context.switch import Undone, given_up, undo
 from context.transcript import Transcript
 
-__all__ = ["Replay", "common", "current_turn", "in_order", "replay_changed", "replay_prefix"]
 
-
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replay:
     """What of an earlier turn is sent again.
 
@@ -35,8 +34,11 @@ class Replay:
             policy had taken out what it changed.
         covered: messages of the new transcript that are not laid out anew: what was sent for them is in `kept`, or a
             policy has taken it out.
-        revised: messages that are laid out anew with the volatile values that were sent, by index.
+        revised: messages that are laid out anew as another wire than the client's, by index: with the volatile values
+            that were sent, or with names for images that a policy took out.
         healed: differences that were undone here.
+        unchanged: so many messages at the start are as the client had them then.
+        is_switched: what a policy's liberties had left was undone, for another one is in force.
     """
 
     kept: list[SentMessage]
@@ -45,16 +47,22 @@ class Replay:
     covered: frozenset[int] = frozenset()
     revised: Mapping[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
     healed: tuple[Healed, ...] = ()
+    unchanged: int = 0
+    is_switched: bool = False
 
 
-def replay_prefix(turn: Turn, length: int) -> Replay:
+def replay_prefix(turn: Turn, length: int, transcript: Transcript, rules: Rules) -> Replay:
     """What was sent for the first `length` client messages: up to the first message that stands for a later one."""
     kept: list[SentMessage] = []
     for one in turn.sent:
         if one.source is not None and one.source >= length:
             break
         kept.append(one)
-    return Replay(kept, covered=frozenset(range(length)))
+    covered = frozenset(range(length))
+    if not (lost := given_up(turn, rules)):
+        return Replay(kept, covered=covered, unchanged=length)
+    left = undo(kept, transcript, lost)
+    return Replay(left.kept, [], [], covered - left.anew.keys(), left.anew, (), length, left.is_less)
 
 
 def replay_changed(latest: Turn, transcript: Transcript, rules: Rules, *, is_sure: bool = True) -> Replay:
@@ -85,6 +93,10 @@ def replay_changed(latest: Turn, transcript: Transcript, rules: Rules, *, is_sur
         for one in kept
         if one.source not in asked or not is_outdated(one, transcript.messages[one.source or 0], rules, hoisted)
     ]
+    left = Undone(kept)
+    if lost := given_up(latest, rules):
+        left = undo(kept, transcript, lost)
+        kept = left.kept
     breaks: list[PrefixBreak] = []
     deferred: list[PrefixBreak] = []
     for difference in found.differences:
@@ -104,7 +116,10 @@ def replay_changed(latest: Turn, transcript: Transcript, rules: Rules, *, is_sur
     word = "frozen" if rules.volatile == "freeze" else "tail"
     healed = [Healed(word, new) for new in sorted({*volatile.whole.values(), *volatile.revised})]
     healed += [Healed("slot_match", one.after[0]) for one in found.matched_images]
-    return Replay(kept, breaks, deferred, frozenset(covered), volatile.revised, tuple(healed))
+    revised = {**volatile.revised, **left.anew}
+    unchanged = min((one.message for one in breaks), default=len(transcript))
+    covered = frozenset(covered) - left.anew.keys()
+    return Replay(kept, breaks, deferred, covered, revised, tuple(healed), unchanged, left.is_less)
 
 
 def in_order(kept: Sequence[SentMessage], fresh: Sequence[SentMessage]) -> list[SentMessage]:

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from context.errors import ConfigError
+from context.files import UnusableFile, read_text
 
 _SECRET_BYTES = 32
+_MAX_FILE_BYTES = 4096
 _REMEMBERED_TENANTS = 4096
 
 
@@ -96,10 +98,12 @@ def load_token(path: Path) -> str:
                 pass
             finally:
                 fresh.unlink(missing_ok=True)
-        token = path.read_text("ascii", "replace").strip()
+        token = read_text(path, _MAX_FILE_BYTES).strip()
     except OSError as error:
         reason = f"cannot keep {path.name} there ({error.strerror}); choose a folder that can be written with data_dir"
         raise ConfigError("settings", "data_dir", reason) from error
+    except UnusableFile as error:
+        raise ConfigError("settings", "data_dir", f"{path.name} in it {error}") from error
     if len(token) != 2 * _SECRET_BYTES or not all(digit in "0123456789abcdef" for digit in token):
         raise ConfigError(
             "settings", "data_dir", f"{path.name} does not hold 64 hex digits; remove it to have a new one"

@@ -14,12 +14,13 @@ Text is compared as it is, code point by code point: two Unicode forms of one wo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 from blake3 import blake3
 from pydantic_core import from_json, to_json
 
+from context.frozen import frozen
 from context.images.base import ImageRef
 
 DIGEST_BYTES = 32
@@ -34,7 +35,7 @@ _PLAIN_KEYS = 2
 _EXACT_FLOAT = 2**53
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImagePart:
     """An image in a message's content list, where the client's part stood. `detail` is OpenAI's option."""
 
@@ -42,7 +43,7 @@ class ImagePart:
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Message:
     """One message of a transcript.
 
@@ -72,7 +73,7 @@ class Message:
         return ((index, part) for index, part in enumerate(self.parts) if isinstance(part, ImagePart))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Transcript:
     """All messages of one request, in order. `chain[i]` is the digest of messages 0 to i for this tenant."""
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from context.errors import EngineProtocolError
+from context.frozen import frozen
 from context.images.base import ImageRef
 
 
@@ -34,7 +35,7 @@ class EngineImage:
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChatRequest:
     """A chat to forward. The engine does not mutate it.
 

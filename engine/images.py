@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import Any, cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from context.errors import RequestError
+from context.frozen import frozen
 from engine.base import ChatRequest, EngineImage, EngineReply
 
 # The order in which a body is written: the same request gives the same bytes, and what stands first in the prompt
@@ -53,7 +54,7 @@ MAX_IMAGE_BYTES = 128 * 1024 * 1024
 Send = Callable[[Sequence[bytes]], AbstractAsyncContextManager[EngineReply]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RenderedBody:
     """A chat body ready to be sent: `segments` in order, never joined because an image may have megabytes.
 
@@ -201,16 +202,7 @@ def _placed(message: Mapping[str, Any], place: Callable[[Any], Any]) -> Mapping[
     return {**message, "content": [place(part) for part in content]} if _image_parts(content) else message
 
 
-@asynccontextmanager
-async def open_chat(
-    request: ChatRequest,
-    *,
-    accepts_uuid: bool,
-    holdings: Holdings,
-    send: Send,
-    accepts_salt: bool | None = None,
-    names_request: bool = False,
-) -> AsyncGenerator[EngineReply]:
+class open_chat(AbstractAsyncContextManager[EngineReply]):
     """Send a chat, with as few image bytes as the engine needs, and give its reply.
 
     `send` puts one body on the wire; leaving its context cancels that request. When the engine answers that it misses
@@ -223,30 +215,69 @@ async def open_chat(
             sent are larger than the request's `max_image_bytes` as data URLs.
         EngineError: whatever `send` raises.
     """
-    body = {key: value for key, value in request.body.items() if key != "cache_salt"}
-    if request.cache_salt and (accepts_uuid if accepts_salt is None else accepts_salt):
-        body["cache_salt"] = request.cache_salt
-    if names_request:
-        body["session_id"] = request.request_id
-    generation = holdings.generation
-    first = await render(body, accepts_uuid=accepts_uuid, held=holdings, max_image_bytes=request.max_image_bytes)
-    async with send(first.segments) as reply:
-        if not (first.by_uuid_alone and await _is_miss(reply)):
+
+    # Not a generator: that took as long as to write a small body.
+    __slots__ = ("_accepts_uuid", "_body", "_holdings", "_max_image_bytes", "_send", "_sent")
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        *,
+        accepts_uuid: bool,
+        holdings: Holdings,
+        send: Send,
+        accepts_salt: bool | None = None,
+        names_request: bool = False,
+    ) -> None:
+        self._accepts_uuid, self._holdings, self._send = accepts_uuid, holdings, send
+        self._max_image_bytes = request.max_image_bytes
+        self._body = body = dict(request.body)
+        body.pop("cache_salt", None)
+        if request.cache_salt and (accepts_uuid if accepts_salt is None else accepts_salt):
+            body["cache_salt"] = request.cache_salt
+        if names_request:
+            body["session_id"] = request.request_id
+
+    async def __aenter__(self) -> EngineReply:
+        holdings = self._holdings
+        generation = holdings.generation
+        first = await self._render(holdings)
+        sent = self._sent = self._send(first.segments)
+        reply = await sent.__aenter__()
+        if not (first.by_uuid_alone and await self._missed(reply)):
             reply.sent_image_bytes = first.image_bytes
             _learn(holdings, reply, first, generation)
-            yield reply
-            return
-    holdings.forget(first.by_uuid_alone)
-    generation = holdings.generation
-    sent_image_bytes, missed = first.image_bytes, len(first.by_uuid_alone)
-    # Let go before all bytes are loaded: the bound is for one body.
-    del first
-    again = await render(body, accepts_uuid=accepts_uuid, max_image_bytes=request.max_image_bytes)
-    async with send(again.segments) as reply:
+            return reply
+        await sent.__aexit__(None, None, None)
+        holdings.forget(first.by_uuid_alone)
+        generation = holdings.generation
+        sent_image_bytes, missed = first.image_bytes, len(first.by_uuid_alone)
+        # Let go before all bytes are loaded: the bound is for one body.
+        del first
+        again = await self._render(())
+        sent = self._sent = self._send(again.segments)
+        reply = await sent.__aenter__()
         reply.sent_image_bytes = sent_image_bytes + again.image_bytes
         reply.image_misses = missed
         _learn(holdings, reply, again, generation)
-        yield reply
+        return reply
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._sent.__aexit__(kind, error, trace)
+
+    async def _render(self, held: Container[str]) -> RenderedBody:
+        return await render(
+            self._body, accepts_uuid=self._accepts_uuid, held=held, max_image_bytes=self._max_image_bytes
+        )
+
+    async def _missed(self, reply: EngineReply) -> bool:
+        try:
+            return await _is_miss(reply)
+        except BaseException as error:
+            await self._sent.__aexit__(type(error), error, error.__traceback__)
+            raise
 
 
 def _learn(holdings: Holdings, reply: EngineReply, rendered: RenderedBody, generation: int) -> None:

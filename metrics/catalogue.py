@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from context.plan import Actor, Cause
+from metrics.kv_mirror.base import Modality, TokenModality, Users
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,9 @@ _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 CAUSES: tuple[str, ...] = get_args(Cause)
 ACTORS: tuple[str, ...] = get_args(Actor)
-MODALITIES = ("text", "image")
+MODALITIES: tuple[TokenModality, ...] = get_args(TokenModality)
+BLOCKS: tuple[Modality, ...] = get_args(Modality)
+USERS: tuple[Users, ...] = get_args(Users)
 # What `context/plan.py::Healed` may say; a word that is not here counts as `other`.
 HEALED = (
     *("encoding", "content_form", "image_detail", "arguments", "call_keys", "null_keys", "cache_control", "key_order"),
@@ -94,7 +97,8 @@ _ENTRIES = (
     Entry(
         "stillframe_expected_read_tokens",
         "counter",
-        "Prompt tokens of completed requests that the turn before and the cache would have allowed to be read.",
+        "Prompt tokens of completed requests that the turn before had left to be read: what was read, and what was "
+        "lost.",
         "Far above what was read: `stillframe_lost_tokens_total` says why, and by whom.",
     ),
     Entry(
@@ -128,6 +132,14 @@ _ENTRIES = (
         {"result": "made, failed"},
     ),
     Entry(
+        "stillframe_background_failures",
+        "counter",
+        "How often work beside the requests broke and was begun again.",
+        "Any is a fault: the log names the place, and `/health/ready` what is failing now. While `follow` fails, turns "
+        "are counted without what the engine's events say.",
+        {"task": "follow, estimates, watch"},
+    ),
+    Entry(
         "stillframe_healed",
         "counter",
         "Differences without a meaning that were undone by sending what was sent before, each by what differed.",
@@ -142,12 +154,27 @@ _ENTRIES = (
         {"modality": _MODALITIES},
     ),
     Entry(
+        "stillframe_kv_resident_blocks",
+        "gauge",
+        "Blocks in the engine's prefix cache, by what their tokens are, from its KV events. Equal blocks count once.",
+        "As for its tokens. Many `mixed`: images are smaller than a few blocks.",
+        {"modality": ", ".join(BLOCKS)},
+    ),
+    Entry(
         "stillframe_kv_evicted_tokens",
         "counter",
-        "Tokens that left the engine's prefix cache, by what they were.",
+        "Tokens that left the engine's prefix cache, by what they were, and by how many conversations used them.",
         'Rising with `stillframe_lost_tokens_total{cause="engine_eviction"}`: what is evicted is needed again; give '
-        "the engine more KV memory.",
-        {"modality": _MODALITIES},
+        "the engine more KV memory. Much of `several`: what conversations share is pushed out.",
+        {"modality": _MODALITIES, "users": ", ".join(USERS)},
+    ),
+    Entry(
+        "stillframe_unseen_image_requests",
+        "counter",
+        "Completed requests with images for which the engine counted fewer prompt tokens than the images take: it "
+        "cannot have shown them all to the model.",
+        "Above 0: see whether the engine reads the images' format (`images.as_png` rewrites one) and their place "
+        "(`layout.tool_images`).",
     ),
     Entry(
         "stillframe_kv_event_gaps",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.base import EncoderEvent, Engine
 from metrics.prometheus import GatewayMetrics
@@ -21,13 +22,21 @@ class EncoderCounts:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class ImageCounts(NamedTuple):
+    """One image, by the engine's name for it: how often it was computed, and how often its features were reused."""
+
+    runs: int = 0
+    hits: int = 0
+
+
 class EncoderLog:
-    """Counts by request id, of the latest `max_requests`."""
+    """Counts by request id, of the latest `max_requests`, and by image, of as many."""
 
     def __init__(self, metrics: GatewayMetrics, max_requests: int = 4096) -> None:
         self._metrics = metrics
         self._max_requests = max_requests
         self._counts: OrderedDict[str, EncoderCounts] = OrderedDict()
+        self._images: OrderedDict[str, ImageCounts] = OrderedDict()
 
     async def follow(self, engine: Engine) -> None:
         """Read the engine's events until it stops."""
@@ -36,6 +45,15 @@ class EncoderLog:
                 for event in batch.events:
                     if isinstance(event, EncoderEvent):
                         self._count(event)
+
+    def of_image(self, uuid: str) -> ImageCounts:
+        """What the encoder did for an image since the gateway started, as far as that is remembered."""
+        return self._images.get(uuid, ImageCounts())
+
+    def finished(self, request_id: str) -> EncoderCounts | None:
+        """The counts of a request whose end was reported; None before that."""
+        counts = self._counts.get(request_id)
+        return counts if counts is not None and counts.done.is_set() else None
 
     async def final(self, request_id: str, timeout_seconds: float) -> EncoderCounts | None:
         """The counts of a finished request, or None when its end was not reported in time."""
@@ -61,6 +79,7 @@ class EncoderLog:
     def _count(self, event: EncoderEvent) -> None:
         if event.kind in ("run", "hit", "evict"):
             self._metrics.encoder_images.labels(event.kind).inc()
+            self._count_image(event)
         if not event.request_id:
             return
         counts = self._of(event.request_id)
@@ -72,3 +91,9 @@ class EncoderLog:
             counts.evictions += 1
         elif event.kind == "done":
             counts.done.set()
+
+    def _count_image(self, event: EncoderEvent) -> None:
+        counts = self._images.pop(event.uuid, ImageCounts())
+        self._images[event.uuid] = ImageCounts(counts.runs + (event.kind == "run"), counts.hits + (event.kind == "hit"))
+        if len(self._images) > self._max_requests:
+            self._images.popitem(last=False)

@@ -59,7 +59,7 @@ async def preview(policy: Policy, steps: int, estimate: Estimate = message_token
 
 
 async def _play(conversations: Conversations, policy: Policy, steps: int, estimate: Estimate) -> list[PreviewTurn]:
-    cache, turns = _Cache(estimate), list[PreviewTurn]()
+    cache, turns = PrefixCache(estimate), list[PreviewTurn]()
     history: list[dict[str, Any]] = [
         {"role": "system", "content": _words(_SYSTEM_WORDS, "system")},
         {"role": "user", "content": _words(_TASK_WORDS, "task")},
@@ -78,13 +78,14 @@ async def _play(conversations: Conversations, policy: Policy, steps: int, estima
             summarize=cache.summarize,
         )
         action = {"role": "assistant", "content": _words(_ACTION_WORDS, "action", step)}
-        turns.append(_turn(begun, cache, action, cache.extra_tokens - extra))
+        turns.append(turn_of(begun, cache, action, cache.extra_tokens - extra))
         await conversations.accept(begun, action)
         history.append(action)
     return turns
 
 
-def _turn(begun: Begun, cache: _Cache, action: Mapping[str, Any], extra_tokens: int) -> PreviewTurn:
+def turn_of(begun: Begun, cache: PrefixCache, action: Mapping[str, Any], extra_tokens: int) -> PreviewTurn:
+    """A planned turn's figures; the cache takes in its prompt and its answer."""
     plan = begun.plan
     sent = [one.wire for one in with_tail(plan.sent, plan.tail)]
     prompt, read = cache.take(sent, action)
@@ -96,7 +97,7 @@ def _turn(begun: Begun, cache: _Cache, action: Mapping[str, Any], extra_tokens: 
     return PreviewTurn(*counts, first.cause, first.actor, first.place, first.lost_tokens)
 
 
-class _Cache:
+class PrefixCache:
     """Every prompt that was sent, and its answer, by the digest of each beginning."""
 
     def __init__(self, estimate: Estimate) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from context.images.stats import ImageStats
-from metrics.catalogue import CATALOGUE, HEALED, MODALITIES
+from metrics.catalogue import BLOCKS, CATALOGUE, HEALED, MODALITIES, USERS
+from metrics.kv_mirror import MirrorCounts
 from metrics.records.record import Outcome, TurnRecord
 from metrics.usage import Usage
-
-Modality = Literal["text", "image"]
 
 # Set before prometheus_client is imported, it makes the worker processes share their figures through files.
 WORKERS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -29,6 +28,7 @@ class GatewayMetrics:
         self._requests = self._counter("stillframe_requests")
         # To look a labelled counter up costs more than to count; there are few.
         self._by_outcome: dict[tuple[str, bool], Counter] = {}
+        self._by_cause: dict[str, Counter] = {}
         prompt_tokens = self._counter("stillframe_prompt_tokens")
         self._read, self._write, self._uncached = (
             prompt_tokens.labels(disposition) for disposition in ("read", "write", "uncached")
@@ -43,12 +43,17 @@ class GatewayMetrics:
         self._lost, self._turns = self._counter("stillframe_lost_tokens"), self._counter("stillframe_turns")
         self._policy_evictions = self._counter("stillframe_policy_evictions")
         self._summaries, self._healed = self._counter("stillframe_summaries"), self._counter("stillframe_healed")
+        self._background_failures = self._counter("stillframe_background_failures")
+        self._unseen_images = self._counter("stillframe_unseen_image_requests")
         self._kv_resident = self._gauge("stillframe_kv_resident_tokens", "livemax")
+        self._kv_blocks = self._gauge("stillframe_kv_resident_blocks", "livemax")
         self._kv_evicted = self._counter("stillframe_kv_evicted_tokens")
         self._kv_gaps = self._counter("stillframe_kv_event_gaps")
         # Shown as 0 from the beginning: a rise from nothing is none to Prometheus.
         for modality in MODALITIES:
-            self._kv_evicted.labels(modality)
+            for users in USERS:
+                self._kv_evicted.labels(modality, users)
+        self._kv = MirrorCounts({}, {}, {}, 0)
         self.image_lookups = self._counter("stillframe_image_lookups")
         self.image_fetches = self._counter("stillframe_image_fetches")
         self.image_bytes = self._counter("stillframe_sent_image_bytes")
@@ -105,9 +110,15 @@ class GatewayMetrics:
         """Count what the policy evicted, and what a completed turn lost and why."""
         if record.image_eviction:
             self._policy_evictions.inc()
+        if record.unseen_images:
+            self._unseen_images.inc()
         if record.outcome != "completed":
             return
-        self._turns.labels(record.cause or "none").inc()
+        cause = record.cause or "none"
+        counter = self._by_cause.get(cause)
+        if counter is None:
+            counter = self._by_cause[cause] = self._turns.labels(cause)
+        counter.inc()
         if record.expected_read:
             self._expected_read.inc(record.expected_read)
         if record.lost_tokens and record.cause is not None and record.actor is not None:
@@ -122,18 +133,20 @@ class GatewayMetrics:
         """Count a summary that the engine was asked for."""
         self._summaries.labels("made" if is_made else "failed").inc()
 
-    def set_kv_resident(self, tokens: Mapping[Modality, int]) -> None:
-        """Say what the engine's prefix cache holds now."""
-        for modality, count in tokens.items():
-            self._kv_resident.labels(modality).set(count)
+    def count_background_failure(self, task: str) -> None:
+        """Count that work beside the requests broke."""
+        self._background_failures.labels(task).inc()
 
-    def count_kv_evicted(self, modality: Modality, tokens: int) -> None:
-        """Count tokens that left the engine's prefix cache."""
-        self._kv_evicted.labels(modality).inc(tokens)
-
-    def count_kv_gap(self) -> None:
-        """Count a gap in the engine's KV events."""
-        self._kv_gaps.inc()
+    def count_kv(self, counts: MirrorCounts) -> None:
+        """Say what the engine's prefix cache holds now, and count what has left it since the last call."""
+        before, self._kv = self._kv, counts
+        for modality in MODALITIES:
+            self._kv_resident.labels(modality).set(counts.resident_tokens.get(modality, 0))
+        for kind in BLOCKS:
+            self._kv_blocks.labels(kind).set(counts.resident_blocks.get(kind, 0))
+        for (modality, users), tokens in counts.evicted_tokens.items():
+            self._kv_evicted.labels(modality, users).inc(tokens - before.evicted_tokens.get((modality, users), 0))
+        self._kv_gaps.inc(counts.gaps - before.gaps)
 
     def count_dropped_records(self, dropped: int) -> None:
         """Count the records that were lost since the last call; `dropped` is all of them."""

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from context.frozen import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Usage:
     """Tokens of one turn. `None` means that the engine did not report it.
 
@@ -30,7 +32,7 @@ class Usage:
     visual_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Figures:
     """What one dialect finds. `missed` is what was not read, where an engine says that instead of the prompt."""
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from context.errors import ImageError
+from context.frozen import frozen
 
 # Up to here hashing or encoding takes less than about 1 ms, and a thread's round trip would cost more than it saves.
 INLINE_BYTES = 2 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImageRef:
     """One image of a request, by content.
 

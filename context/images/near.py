@@ -41,6 +41,14 @@ class NearDuplicate:
 
 
 @dataclass(frozen=True, slots=True)
+class Alike:
+    """Images within the distance of one: how many, and the nearest of them, nearest first."""
+
+    count: int
+    nearest: tuple[NearDuplicate, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Print:
     bits: int
     low_information: bool
@@ -84,6 +92,22 @@ class NearDuplicates:
                 low = found.low_information or other.low_information
                 pairs.append(NearDuplicate(image_id, other_id, int(distances[offset]), low))
         return sorted(pairs, key=lambda pair: pair.distance)
+
+    def alike(self, tenant: str, image_id: str, most: int) -> Alike:
+        """What looks like one of the tenant's images, which is the `first` of each pair. Any thread may ask."""
+        # At once, for the event loop goes on adding to it.
+        prints = list((self._tenants.get(tenant) or OrderedDict[str, _Print]()).items())
+        mine = next((found for name, found in prints if name == image_id), None)
+        if mine is None:
+            return Alike(0, ())
+        distances = np.bitwise_count(np.array([found.bits for _, found in prints], np.uint64) ^ np.uint64(mine.bits))
+        near: list[tuple[int, str, bool]] = []
+        for at in np.flatnonzero(distances <= self._distance):
+            name, found = prints[int(at)]
+            if name != image_id:
+                near.append((int(distances[at]), name, mine.low_information or found.low_information))
+        nearest = sorted(near)[:most]
+        return Alike(len(near), tuple(NearDuplicate(image_id, name, bits, low) for bits, name, low in nearest))
 
     def are_alike(self, tenant: str, first: str, second: str, distance: int) -> bool:
         """Whether the hashes of two images differ in at most `distance` of 64 bits; not where one is not hashed yet, or

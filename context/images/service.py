@@ -22,11 +22,12 @@ from context.images.base import INLINE_BYTES, NO_IMAGE, FetchLimits, ImageLimits
 from context.images.fetch import ImageFetcher
 from context.images.header import MEDIA_TYPES
 from context.images.memo import Lru, SingleFlight
-from context.images.near import NearDuplicate, NearDuplicates
+from context.images.near import Alike, NearDuplicate, NearDuplicates
 from context.images.pins import Pins
 from context.images.places import Places
 from context.images.snapshots import Snapshots
 from context.images.stats import ImageStats
+from context.images.thumbnails import Shown, Thumbnails
 from context.images.work import bytes_digest, bytes_of, canonical_of, run_in, step_back, text_digest
 from context.store.blobs import BlobStore
 
@@ -71,6 +72,7 @@ class ImageService:
         self._flights = SingleFlight()
         self._near = NearDuplicates(limits.near_duplicate_distance, self._helper)
         self._pins = Pins(store, limits, self._stats, self._helper, self._near)
+        self._thumbnails = Thumbnails(store, limits, self._decoders)
         self._wire: Lru[bytes, ImageRef] = Lru(limits.memo_entries)
         self._bytes: Lru[bytes, ImageRef] = Lru(limits.memo_entries)
         self._snapshots = Snapshots(store, limits.memo_entries, self._stats.store_failed)
@@ -141,6 +143,14 @@ class ImageService:
         """Pairs of the tenant's images that look alike. A report only; such images are never merged."""
         return self._near.report(tenant)
 
+    def alike(self, image_id: str, *, tenant: str, most: int = 12) -> Alike:
+        """Those of `near_duplicates` that one image is in: how many, and the nearest. Any thread may ask."""
+        return self._near.alike(tenant, image_id, most)
+
+    async def thumbnail(self, image_id: str, *, tenant: str) -> Shown | None:
+        """A small picture of a tenant's stored image; None where there is none. See `Thumbnails.get`."""
+        return await self._thumbnails.get(image_id, tenant)
+
     def slot_match(self, tenant: str, distance: int) -> Callable[[ImageRef, ImageRef], bool]:
         """Whether an image of the tenant may stand for another one.
 
@@ -172,6 +182,7 @@ class ImageService:
     async def close(self) -> None:
         """Cancel what runs and free threads and sockets. Waiters get `CancelledError`."""
         await self._flights.close()
+        await self._thumbnails.close()
         await self._pins.close()
         await self._near.close()
         await self._fetcher.close()

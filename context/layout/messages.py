@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from context.frozen import frozen
 from context.layout.control import neutralize_message
 from context.layout.hoist import hoist
 from context.layout.revise import tail_message
@@ -18,7 +19,7 @@ from context.transcript import ImagePart, Message, Transcript
 _PLAIN_KEYS = 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LaidOut:
     """What would be sent for a transcript.
 
@@ -57,6 +58,9 @@ def lay_out(transcript: Transcript, found: Replay, rules: Rules) -> LaidOut:
     if rules.tool_images == "hoist":
         new = {one.source for one in fresh if one.source is not None}
         sent, waiting = hoist(sent, [message.wire for message in messages], new)
+        if rules.images_at_tail:
+            # The policy has its own place for them.
+            waiting = ()
     return LaidOut(tuple(sent), tuple(healed), waiting)
 
 

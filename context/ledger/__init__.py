@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from context.frozen import frozen
 from context.ledger.feed import Feed
 from context.ledger.file import StoreFile
 from context.ledger.memory import RowMemory, assemble
@@ -40,7 +41,7 @@ class LedgerLimits:
     memory_bytes: int = 64 * 1024**2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """The turn that a transcript continues: `length` client messages are known, `at_reply` up to the turn's reply and
     else up to the end of its request."""
@@ -263,7 +264,7 @@ class Ledger:
             return []
         if rows and (rows[-1].reply is not None or not with_reply):
             return rows
-        for known in (self._memory, ()):
+        for known in (self._memory, None):
             row = await self._file.read(lambda store, known=known: store.load(tenant, id, known))
             if row is None:
                 break

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from context.frozen import frozen
 from context.ledger.file import StoreFile
 from context.ledger.rows import whole_row
 from context.plan import Turn
@@ -27,7 +27,7 @@ _ENTRY_COST = 4096
 _MOST_LOST = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Kept:
     """What a turn adds, on its way. `row` and `turn` are what an addition was made of."""
 

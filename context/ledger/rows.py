@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
+from context.frozen import frozen
 from context.plan import SentMessage, Turn
 from context.store.turn_codec import cost_of, encode, encode_tools, same_bytes, value_bytes
 from context.store.turn_rows import Blobs, Reply, Row, Tools, reply_name
@@ -18,7 +19,7 @@ _T = TypeVar("_T")
 _WASTE_RATIO = 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NewTurn:
     """A turn as it is sent, to be kept.
 
@@ -44,7 +45,7 @@ class NewTurn:
     policy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NewReply:
     """The reply to a turn, to be kept.
 

@@ -12,11 +12,12 @@ from typing import Any, Literal, Protocol
 
 from context.alignment.base import SlotMatch
 from context.estimates import message_tokens
+from context.frozen import frozen
 from context.layout.control import DEFAULT_TOKENS, ControlTokens
 from context.layout.hoist import ToolImages
 from context.layout.patterns import BUILTIN, Patterns
 from context.plan import PrefixBreak, SentMessage, SummaryRequest
-from context.transcript import SYSTEM_ROLES, Message
+from context.transcript import SYSTEM_ROLES, ImagePart, Message
 
 Estimate = Callable[[Mapping[str, Any]], int]
 VolatileText = Literal["report", "freeze", "tail"]
@@ -38,6 +39,7 @@ class Rules:
         slot_match: whether an image may stand for another one that was sent in the same slot; None leaves
             it to the request.
         defer_client_window: go on sending what the client has cut from its history, until the policy shrinks it.
+        images_at_tail: the policy shows the images of a turn at its tail, and their names where they stood.
     """
 
     replay: bool = True
@@ -49,9 +51,10 @@ class Rules:
     tool_images: ToolImages = "pass"
     slot_match: SlotMatch | None = None
     defer_client_window: bool = False
+    images_at_tail: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """What the engine takes in one prompt; None where it does not say."""
 
@@ -59,7 +62,7 @@ class Limits:
     max_prompt_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Request:
     """What a plan needs to know besides the messages.
 
@@ -76,7 +79,7 @@ class Request:
     slot_match: SlotMatch | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class View:
     """What a policy sees.
 
@@ -90,6 +93,8 @@ class View:
         number: the turn's number in its branch of the conversation, from 1.
         request: what else is known.
         summary: the text that was asked for with `Shaped.summary`; None before it was made, and when that failed.
+        tools: what is sent of them, as JSON; empty without any.
+        waiting: images that stand behind the tail in any case, for their tool group is still open.
     """
 
     client: tuple[Message, ...]
@@ -100,9 +105,11 @@ class View:
     number: int = 1
     request: Request = field(default_factory=Request)
     summary: str | None = None
+    tools: bytes = b""
+    waiting: tuple[ImagePart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shaped:
     """What a policy makes of it.
 
@@ -120,6 +127,12 @@ class Shaped:
     broken: PrefixBreak | None = None
     state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     summary: SummaryRequest | None = None
+
+
+def part_tokens(part: Any, estimate: Estimate) -> int:
+    """Prompt tokens that a content part adds to a message, by estimate."""
+    bare: dict[str, Any] = {"role": "user", "content": []}
+    return estimate({**bare, "content": [part]}) - estimate(bare)
 
 
 class Policy(Protocol):

@@ -8,17 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from pathlib import Path
+
+from blake3 import blake3
 
 from context.errors import ConfigError, RequestError
+from context.files import UnusableFile, read_text
 from context.policies.base import Policy, Rules, Shaped, View
 from context.policies.document import PRESETS, AnyDocument, Match
 from context.policies.quotas import Quotas
-from context.policies.reading import MAX_CHARACTERS, Fault, PolicyFileError, read_document
+from context.policies.reading import MAX_BYTES, Fault, PolicyFileError, read_document
 
 POLICY_HEADER = "x-stillframe-policy"
 # What an engine's model is called is shorter; a pattern is not tried on a client's megabyte.
 _MOST_MODEL_CHARACTERS = 512
+# Ten tenths come to a little less or more than 1.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,37 @@ class PolicyRule:
     """Requests that get a policy of their own.
 
     `model` is a glob (`qwen*`), `tenant` a tenant's name; None for any. `policy` is a preset's name or a file's path.
+    `share` is the part of these requests' conversations that get it, above 0 up to 1; None for all.
     """
 
     policy: str
     model: str | None = None
     tenant: str | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The policies that a request may get. `arms` are shares of the conversations, each from a number on up to another
+    one within 0 to 1, the first that fits counts; `rest` is for all others."""
+
+    rest: LoadedPolicy
+    arms: tuple[tuple[float, float, LoadedPolicy], ...] = ()
+
+    def of(self, tenant: str, conversation: str, before: str | None) -> LoadedPolicy:
+        """The policy of a conversation: the same for its life.
+
+        Args:
+            tenant, conversation: which it is.
+            before: the policy that its turn before was under: where it is one of these, it stays, also where shares
+                have changed since.
+        """
+        known = {policy.name: policy for policy in (self.rest, *(policy for _, _, policy in self.arms))}
+        if before is not None and before in known:
+            return known[before]
+        digest = blake3(f"stillframe-share\0{tenant}\0{conversation}".encode("utf-8", "surrogatepass")).digest(8)
+        place = int.from_bytes(digest, "big") / 2**64
+        return next((policy for low, high, policy in self.arms if low <= place < high), self.rest)
 
 
 def is_policy_path(name: str) -> bool:
@@ -105,7 +135,10 @@ class Policies:
         by_header: Mapping[str, LoadedPolicy] | None = None,
     ) -> None:
         self.default = default
-        self._rules = [(_pattern(rule.model), rule.tenant, policy) for rule, policy in rules]
+        self._rules = [
+            (_pattern(rule.model), rule.tenant, span, policy)
+            for (rule, policy), span in zip(rules, share_spans([rule for rule, _ in rules]), strict=True)
+        ]
         self._by_header = dict(by_header or {})
 
     @classmethod
@@ -130,8 +163,9 @@ class Policies:
         by_header = {loaded[source].name: loaded[source] for source in headers}
         return cls(loaded[default], [(rule, loaded[rule.policy]) for rule in rules], by_header)
 
-    def choose(self, *, model: str | None, tenant: str, header: str | None) -> LoadedPolicy:
+    def choose(self, *, model: str | None, tenant: str, header: str | None) -> Choices:
         """The policy of a request: what its header asks for, else that of the first rule that fits, else the default.
+        Of rules with a share which one fits is known with the conversation.
 
         Args:
             model: as the request names it.
@@ -143,7 +177,7 @@ class Policies:
         """
         if header is not None:
             if (chosen := self._by_header.get(header.strip())) is not None:
-                return chosen
+                return Choices(chosen)
             known = ", ".join(self._by_header)
             remedy = f"Send one of {known}, or leave it out." if known else "Leave it out."
             raise RequestError(
@@ -151,10 +185,35 @@ class Policies:
                 code="unknown_policy",
                 param=POLICY_HEADER,
             )
-        for pattern, owner, policy in self._rules:
+        arms: list[tuple[float, float, LoadedPolicy]] = []
+        for pattern, owner, span, policy in self._rules:
             if (owner is None or owner == tenant) and (pattern is None or _fits(pattern, model)):
-                return policy
-        return self.default
+                if span is None:
+                    return Choices(policy, tuple(arms))
+                arms.append((*span, policy))
+        return Choices(self.default, tuple(arms))
+
+
+def share_spans(rules: Sequence[PolicyRule]) -> list[tuple[float, float] | None]:
+    """Which part of 0 to 1 each rule's share is: those of the same model and tenant stand side by side. None for a rule
+    without a share.
+
+    Raises:
+        ConfigError: the shares for a model and tenant come to more than 1.
+    """
+    ends: dict[tuple[str | None, str | None], float] = {}
+    spans: list[tuple[float, float] | None] = []
+    for rule in rules:
+        if rule.share is None:
+            spans.append(None)
+            continue
+        low = ends.get((rule.model, rule.tenant), 0.0)
+        high = ends[rule.model, rule.tenant] = low + rule.share
+        if high > 1 + _ROUNDING:
+            reason = f"the shares of one model and tenant come to {high:g}; make them 1 at most"
+            raise ConfigError("settings", "policy_rules", reason)
+        spans.append((low, high))
+    return spans
 
 
 def _loaded(document: AnyDocument) -> LoadedPolicy:
@@ -169,11 +228,9 @@ def _preset(name: str) -> AnyDocument:
 
 def _text_of(path: str) -> str:
     try:
-        with Path(path).expanduser().open(encoding="utf-8") as file:
-            return file.read(MAX_CHARACTERS + 1)
-    except (OSError, UnicodeDecodeError, RuntimeError, ValueError) as error:
-        # RuntimeError: no such home folder. ValueError: a name that no system has.
-        raise ConfigError(path, "", "cannot be read; check the path and that it is a text file") from error
+        return read_text(path, MAX_BYTES)
+    except UnusableFile as error:
+        raise ConfigError(path, "", str(error)) from error
 
 
 def _pattern(glob: str | None) -> re.Pattern[str] | None:

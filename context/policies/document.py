@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
 from context.errors import ConfigError
 from context.layout.control import FAMILIES, control_tokens
 from context.layout.hoist import ToolImages
+from context.layout.names import ID_CHARS, MIN_NAME_CHARS
 from context.layout.patterns import Patterns, compile_patterns
 from context.policies.base import Policy, Rules, VolatileText
 from context.policies.batched import Batched, BreakEven, Measure
 from context.policies.keep import KeepAll
 from context.policies.quotas import Quotas
-from context.policies.reference import ID_CHARS, MIN_NAME_CHARS, Reference
+from context.policies.reference import Reference
 from context.policies.sliding import Sliding
 from context.policies.summary import INSTRUCTION, Summary, SummaryUnit
 
@@ -26,12 +27,6 @@ PRESETS = ("observe", "stable", "sliding", "batched", "reference", "summary")
 MAX_PATTERNS = 16
 
 
-def _off(value: Any) -> Any:
-    # YAML reads the plain word `off` as false.
-    return "off" if value is False else value
-
-
-Off = BeforeValidator(_off)
 MISFIT = "misfit"
 
 
@@ -41,9 +36,9 @@ def misfit(key: str, reason: str) -> PydanticCustomError:
 
 
 class Part(BaseModel):
-    """What every part of a policy file refuses: unknown keys, and numbers that are none."""
+    """What every part of a policy file refuses: unknown keys, values of another type, and numbers that are none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class OwnPatternPart(Part):
@@ -80,7 +75,7 @@ class ReportLayout(Part):
 
 class Layout(ReportLayout):
     canonical_tools: bool = Field(default=True, description="send tools in one order and spelling")
-    neutralize: Annotated[Literal["off", "qwen_vl", "llava", "llava_onevision", "smolvlm"], Off] = Field(
+    neutralize: Literal["off", "qwen_vl", "llava", "llava_onevision", "smolvlm"] = Field(
         default="qwen_vl", description="whose control tokens, typed in text, are broken up; off: nobody's"
     )
     volatile: VolatileText = Field(
@@ -98,7 +93,7 @@ class Layout(ReportLayout):
 
 
 class Match(Part):
-    reencoded_images: Annotated[Literal["off", "slot"], Off] = Field(
+    reencoded_images: Literal["off", "slot"] = Field(
         default="off", description="slot: a photo that was encoded anew counts as the one that was sent in its place"
     )
     max_distance: int = Field(

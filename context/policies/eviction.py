@@ -7,19 +7,19 @@ in place; turns leave one message in front that names the images that went with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from context.changes import current_turn, last_of_user
 from context.layout.groups import tool_groups, turn_boundaries, units
-from context.layout.hoist import marker
+from context.layout.names import marker
 from context.plan import SentMessage
-from context.policies.base import Estimate, Shaped, View, break_at
-from context.policies.places import Place, cut_by_client, first_ids, names_of
-from context.replay import current_turn
-from context.transcript import ImagePart, parts_of
+from context.policies.base import Shaped, View, break_at, part_tokens
+from context.policies.places import Place, cut_by_client, first_ids, names_of, places_of
+from context.transcript import SYSTEM_ROLES, parts_of, text_part
 
 # Said in place of a message of which nothing is left, so that the message stays.
 NOTHING_LEFT = "[images left out]"
@@ -27,7 +27,6 @@ _TURNS_LEFT_OUT = "[Earlier messages of this conversation are left out.]"
 _OLDER_IMAGES = "[Older images are not named.]"
 # A name takes some 50 tokens: what a conversation has lost must not fill the prompt in its turn.
 _MOST_NAMED = 64
-_HEAD_ROLES = frozenset(("system", "developer"))
 # Messages of ours that stand in no turn, and one that goes with the group before it.
 _APART = frozenset(("marker", "summary"))
 _OURS = _APART | {"hoisted"}
@@ -60,10 +59,7 @@ class Draft:
 
     def images(self, *, pinned: bool = False) -> Iterator[Place]:
         """Images that are left, in order, wherever they stand; those that are pinned only on demand."""
-        for index, one in enumerate(self.left):
-            for part, image in enumerate(parts_of(one.wire)) if one is not None else ():
-                if isinstance(image, ImagePart) and (pinned or image.ref.image_id not in self._pins):
-                    yield Place(index, part, image)
+        return (one for one in places_of(self.left) if pinned or one.image.ref.image_id not in self._pins)
 
     def evictable(self, *, pinned: bool = False) -> Iterator[Place]:
         """Images that may go, the oldest first."""
@@ -87,11 +83,11 @@ class Draft:
 
     def image_tokens(self, place: Place) -> int:
         """Visual tokens of an image, by estimate."""
-        return _part_tokens(place.image, self.view.request.estimate)
+        return part_tokens(place.image, self.view.request.estimate)
 
     def saved_tokens(self, place: Place) -> int:
         """Prompt tokens less when a marker stands for an image, by estimate."""
-        return self.image_tokens(place) - _part_tokens(_text(marker(place.image.ref)), self.view.request.estimate)
+        return self.image_tokens(place) - part_tokens(text_part(marker(place.image.ref)), self.view.request.estimate)
 
     def take_images(self, places: Iterable[Place], *, leave_marker: bool = True) -> None:
         """Put markers in the place of images, or nothing; a message of which nothing is left says so."""
@@ -103,8 +99,8 @@ class Draft:
             assert one is not None, "the image stands in what is left"
             parts: list[Any] = list(parts_of(one.wire))
             for place in ones:
-                parts[place.part] = _text(marker(place.image.ref)) if leave_marker else None
-            left = [part for part in parts if part is not None] or [_text(NOTHING_LEFT)]
+                parts[place.part] = text_part(marker(place.image.ref)) if leave_marker else None
+            left = [part for part in parts if part is not None] or [text_part(NOTHING_LEFT)]
             self._put(index, replace(one, wire={**one.wire, "content": left}))
 
     def take_oldest(self, excess: int, weigh: Weigh, *, pinned: bool = False) -> int:
@@ -217,14 +213,14 @@ class Draft:
     @cached_property
     def _last_question(self) -> int:
         """The last user message among the client's."""
-        client = self.view.client
-        return next((at for at in range(len(client) - 1, -1, -1) if client[at].role == "user"), -1)
+        return last_of_user(self.view.client)
 
     @cached_property
     def _current(self) -> int:
         """Where the current turn starts: that of the last user message, and the last step where an agent works on it
         for long."""
-        return max(self._starts, default=self._question)
+        # What is left of a turn of which the reply was taken out may stand right in front of the question.
+        return max([*self._starts, self._question])
 
     def _is_asked(self, index: int) -> bool:
         """Whether a message is the last one of a user, or leads up to it."""
@@ -277,13 +273,4 @@ class Draft:
 
 
 def _is_head(one: SentMessage) -> bool:
-    return one.wire["role"] in _HEAD_ROLES
-
-
-def _part_tokens(part: Any, estimate: Estimate) -> int:
-    wire: Mapping[str, Any] = {"role": "user", "content": [part]}
-    return estimate(wire) - estimate({"role": "user", "content": []})
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
+    return one.wire["role"] in SYSTEM_ROLES

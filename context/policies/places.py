@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from context.layout.hoist import marker
+from context.layout.names import names_in
 from context.plan import SentMessage
 from context.transcript import ImagePart, Message, parts_of
-
-# `reference` names images more shortly, and adds the turn.
-_MARKER = re.compile(r"\[image_id ([0-9a-f]{12,64}) \d+x\d+(?:, turn \d+)?\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +20,24 @@ class Place:
     image: ImagePart
 
 
+def places_of(sent: Iterable[SentMessage | None]) -> Iterator[Place]:
+    """All images, in order."""
+    for index, one in enumerate(sent):
+        for part, image in enumerate(parts_of(one.wire)) if one is not None else ():
+            if isinstance(image, ImagePart):
+                yield Place(index, part, image)
+
+
 def names_of(one: SentMessage) -> Iterator[str]:
     """Markers of a message's images in order, those that already stand for one among them."""
-    return (found.group() for found in _found(one))
+    return (found.group() for found in names_in(one.wire))
 
 
 def first_ids(sent: Iterable[SentMessage], count: int) -> frozenset[str]:
     """The ids of the first distinct images of a conversation; those that markers stand for count."""
     ids: dict[str, None] = {}
     for one in sent if count else ():
-        for found in _found(one):
+        for found in names_in(one.wire):
             ids[found.group(1)] = None
             if len(ids) == count:
                 return frozenset(ids)
@@ -64,7 +67,7 @@ def cut_by_client(sent: Sequence[SentMessage], client: Sequence[Message], places
 
 def _cut_from(one: SentMessage, message: Message, places: Sequence[Place]) -> list[Place]:
     theirs = Counter(image.ref.image_id for _, image in message.images)
-    fewer = sum(1 for _ in _found(one)) - theirs.total()
+    fewer = sum(1 for _ in names_in(one.wire)) - theirs.total()
     unmatched: list[Place] = []
     # Windows move forward: of equal images it is the first that went.
     for place in reversed(places):
@@ -73,10 +76,3 @@ def _cut_from(one: SentMessage, message: Message, places: Sequence[Place]) -> li
         else:
             unmatched.append(place)
     return unmatched[::-1][: max(fewer, 0)]
-
-
-def _found(one: SentMessage) -> Iterator[re.Match[str]]:
-    for part in parts_of(one.wire):
-        text: Any = marker(part.ref) if isinstance(part, ImagePart) else part.get("text")
-        if isinstance(text, str) and "[image_id " in text:
-            yield from _MARKER.finditer(text)

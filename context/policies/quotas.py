@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 from context.errors import RequestError
 from context.plan import PromptPlan, SentMessage
-from context.policies.base import Estimate
+from context.policies.base import Estimate, part_tokens
 from context.transcript import ImagePart, Transcript
 
 _WORDS = {
@@ -53,12 +52,6 @@ class ImageCounts:
     visual_tokens: int
 
 
-def visual_tokens_of(image: ImagePart, estimate: Estimate) -> int:
-    """What an image adds to a message."""
-    bare = {"role": "user", "content": list[Any]()}
-    return estimate({**bare, "content": [image]}) - estimate(bare)
-
-
 def count_images(plan: PromptPlan, before: Sequence[SentMessage], estimate: Estimate) -> ImageCounts:
     """Count what is to be sent.
 
@@ -69,7 +62,7 @@ def count_images(plan: PromptPlan, before: Sequence[SentMessage], estimate: Esti
     """
     images = [image for image, _, _ in _occurrences(plan)]
     unique = {image.ref.image_id for image in images}
-    tokens = sum(visual_tokens_of(one, estimate) for one in images)
+    tokens = sum(part_tokens(one, estimate) for one in images)
     return ImageCounts(len(images), len(unique), len(unique - _ids(before)), tokens)
 
 
@@ -104,7 +97,7 @@ def check_quotas(
         weights["max_images"].append(1)
         weights["max_unique_images"].append(is_first)
         weights["max_new_images"].append(is_first and image.ref.image_id not in known)
-        weights["max_visual_tokens"].append(visual_tokens_of(image, estimate))
+        weights["max_visual_tokens"].append(part_tokens(image, estimate))
         places.append((image, message, part))
     for name, words in _WORDS.items():
         limit: int | None = getattr(quotas, name)

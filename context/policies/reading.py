@@ -13,8 +13,9 @@ from pydantic_core import ErrorDetails
 from context.errors import ConfigError
 from context.policies.document import DOCUMENTS, KINDS, MISFIT, AnyDocument
 from context.policies.parameters import part_of
+from context.yaml import CoreLoader
 
-MAX_CHARACTERS = 64 * 1024
+MAX_BYTES = 64 * 1024
 _MAX_FAULTS = 20
 _MAX_DEPTH = 16
 Path = tuple[str | int, ...]
@@ -52,10 +53,17 @@ def read_document(text: str, where: str) -> AnyDocument:
     """
     data, lines = _parse(text, where)
     try:
-        return DOCUMENTS.validate_python(data)
+        return DOCUMENTS.validate_python(tuples(data))
     except ValidationError as error:
         faults = [_fault(one, lines) for one in error.errors(include_url=False)]
     raise PolicyFileError(where, sorted(faults, key=lambda fault: fault.line)[:_MAX_FAULTS])
+
+
+def tuples(value: Any) -> Any:
+    """A YAML value with tuples for lists, as the documents' types have them: nothing else is converted for them."""
+    if isinstance(value, dict):
+        return {key: tuples(one) for key, one in cast("dict[Any, Any]", value).items()}
+    return tuple(map(tuples, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _parse(text: str, where: str) -> tuple[Any, dict[Path, int]]:
@@ -64,16 +72,16 @@ def _parse(text: str, where: str) -> tuple[Any, dict[Path, int]]:
     Raises:
         PolicyFileError: it is no YAML, or YAML that a policy has no use for.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise PolicyFileError(where, [Fault(1, "", f"is longer than {MAX_CHARACTERS} characters; shorten it")])
+    if len(text) > MAX_BYTES:
+        raise PolicyFileError(where, [Fault(1, "", f"is longer than {MAX_BYTES} characters; shorten it")])
     lines: dict[Path, int] = {}
     faults: list[Fault] = []
     try:
         # The stubs of PyYAML leave this one without types.
-        node = cast("yaml.Node | None", yaml.compose(text, yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
+        node = cast("yaml.Node | None", yaml.compose(text, CoreLoader))  # pyright: ignore[reportUnknownMemberType]
         if node is not None:
             _walk(node, (), lines, faults, set())
-        data: Any = None if faults else yaml.safe_load(text)
+        data: Any = None if faults else yaml.load(text, CoreLoader)  # noqa: S506 (it is a safe loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         column = f"column {mark.column + 1}: " if mark else ""
@@ -145,25 +153,35 @@ def _reason(error: ErrorDetails, at: Path, kind: str) -> str:
             return f"must be {words} {next(iter(told.values()))}"
         case "value_error" | "misfit":
             return error["msg"].removeprefix("Value error, ")
-        case "string_type":
-            return "must be text; write it in quotes"
         case "string_pattern_mismatch":
             return f"cannot be that; it is {_description(kind, at)}"
         case "model_type" | "model_attributes_type":
             return f"must be a mapping; known in it: {', '.join(_known(kind, at))}"
-        case "tuple_type":
-            return "must be a list"
-        case "finite_number":
-            return "must be a number that has an end"
-        case found if found.startswith(("int_", "float_")):
-            return "must be a whole number" if found.startswith("int_") else "must be a number"
-        case found if found.startswith("bool_"):
-            return "must be true or false"
         case "too_long" | "too_short" | "string_too_long" | "string_too_short":
             bound = f"at most {told['max_length']}" if "max_length" in told else f"at least {told['min_length']}"
             return f"must have {bound} {'characters' if error['type'].startswith('string') else 'entries'}"
+        case found if words := expected(found, is_text=isinstance(error["input"], str)):
+            return words
         case _:
             return f"cannot be used; it is {_description(kind, at)}"
+
+
+def expected(fault: str, *, is_text: bool) -> str | None:
+    """What a value of another type has to be; None for other faults.
+
+    Args:
+        fault: pydantic's name of it.
+        is_text: the value was given as text.
+    """
+    others = {
+        "string_type": "must be text; write it in quotes",
+        "tuple_type": "must be a list",
+        "dict_type": "must be a mapping",
+        "finite_number": "must be a number that has an end",
+    }
+    whats = {"int": "a whole number, such as 20", "float": "a number", "bool": "true or false"}
+    what = whats.get(fault.partition("_")[0])
+    return others.get(fault) if what is None else f"must be {what}" + (", without quotes" if is_text else "")
 
 
 def _model(kind: str, at: Path) -> type[BaseModel] | None:

@@ -14,20 +14,18 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from context.changes import current_turn
 from context.images.base import ImageRef
 from context.layout.groups import turn_boundaries
+from context.layout.names import ID_CHARS, MIN_NAME_CHARS, as_name, name
 from context.plan import SentMessage
 from context.policies.base import Rules, Shaped, View
 from context.transcript import SYSTEM_ROLES, ImagePart, Message, parts_of, text_part
 
-ID_CHARS = 64
-MIN_NAME_CHARS = 12
 _NAME = re.compile(rf"(?<![0-9a-zA-Z])[0-9a-f]{{{MIN_NAME_CHARS},{ID_CHARS}}}(?![0-9a-zA-Z])")
-_MARKER = re.compile(rf"\[image_id ([0-9a-f]{{{MIN_NAME_CHARS},{ID_CHARS}}}) \d+x\d+, turn (\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,9 @@ class Reference:
     name: str = "reference"
     version: str = "1"
     rules: Rules = field(default_factory=Rules)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", replace(self.rules, images_at_tail=True))
 
     def shape(self, view: View) -> Shaped:
         """What was sent as it was, new messages with names in place of images, and the tail."""
@@ -115,7 +116,7 @@ class _Names:
     def name(self, ref: ImageRef) -> str:
         """The name of an image."""
         shown, turn = self.ids.get(ref.image_id, ref.image_id), self.turns.get(ref.image_id, 1)
-        return f"[image_id {shown} {ref.width}x{ref.height}, turn {turn}]"
+        return name(ref, shown, turn)
 
     def in_place(self, wire: Mapping[str, Any], pins: Iterable[str]) -> Mapping[str, Any]:
         """The message with names in place of its images; pinned ones stay."""
@@ -134,7 +135,7 @@ def _markers(sent: Sequence[SentMessage]) -> Iterator[tuple[str, int]]:
         for part in parts_of(one.wire):
             text = None if isinstance(part, ImagePart) else part.get("text")
             # A name of ours is a part of its own; what a user writes about one is not.
-            if isinstance(text, str) and (found := _MARKER.fullmatch(text)):
+            if (found := as_name(text)) and found[2]:
                 yield found[1], int(found[2])
 
 

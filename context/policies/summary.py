@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from context.changes import current_turn
+from context.changes import current_turn, last_of_user
 from context.layout.control import neutralize
 from context.layout.groups import tool_groups, turn_boundaries
-from context.layout.hoist import marker
+from context.layout.names import marker
 from context.plan import SentMessage, SummaryRequest
 from context.policies.base import Rules, Shaped, View, break_at
 from context.policies.places import names_of
@@ -156,7 +156,7 @@ def _boundaries(view: View) -> list[int]:
 def _kept(view: View) -> set[int]:
     """Messages that are sent on as they are, wherever they stand."""
     sent = view.sent
-    question = range(current_turn(view.client), _question_end(view))
+    question = range(current_turn(view.client), last_of_user(view.client) + 1)
     kept = {index for index, one in enumerate(sent) if one.wire["role"] in SYSTEM_ROLES or one.source in question}
     pinned = {index for index, one in enumerate(sent) if any(_is_pinned(view, part) for part in one.images)}
     for group in tool_groups([one.wire for one in sent]):
@@ -166,10 +166,6 @@ def _kept(view: View) -> set[int]:
         if not pinned.isdisjoint(range(group.start, stop)):
             pinned |= set(range(group.start, stop))
     return kept | pinned
-
-
-def _question_end(view: View) -> int:
-    return next((at for at in range(len(view.client) - 1, -1, -1) if view.client[at].role == "user"), -1) + 1
 
 
 def _is_pinned(view: View, part: ImagePart) -> bool:

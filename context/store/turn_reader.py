@@ -42,9 +42,30 @@ class TurnReader:
         while listed := self._listed(after, tenant):
             for id, owner in listed:
                 # None: it was pruned in this moment.
-                if (row := self._store.load(owner, id, ())) is not None:
+                if (row := self._store.load(owner, id, None)) is not None:
                     yield row
             after = listed[-1][0]
+
+    def latest(self, limit: int, tenant: str | None = None) -> list[tuple[int, str, str, int]]:
+        """Which turns came last, the latest first: id, tenant, conversation and number of each.
+
+        Raises:
+            TurnStoreError: it cannot be read now.
+        """
+        query = (
+            "SELECT id, tenant, conversation, number FROM turns WHERE ?1 IS NULL OR tenant = ?1 "
+            "ORDER BY id DESC LIMIT ?2"
+        )
+        with translated():
+            return self._store.reader.execute(query, (tenant, limit)).fetchall()
+
+    def load(self, tenant: str, id: int) -> Row | None:
+        """One turn, whole; None where it is there no more.
+
+        Raises:
+            TurnStoreError: it cannot be read now.
+        """
+        return self._store.load(tenant, id, None)
 
     def has_table(self, name: str) -> bool:
         """Whether the file has a table that is not the ledger's own."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from blake3 import blake3
 
 from context.errors import StillframeError
+from context.frozen import frozen
 from context.plan import SentMessage
 from context.transcript import Message
 
@@ -23,7 +23,7 @@ class TurnStoreError(StillframeError):
         self.trouble: Trouble = trouble
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tools:
     """The tools of a turn. `data` is their JSON as sent, `digest` its name: equal tools are stored once."""
 
@@ -32,7 +32,7 @@ class Tools:
     value: tuple[Mapping[str, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Blobs:
     """Messages as a store keeps them: JSON texts, and 64 bytes of digest and form for each of the client's."""
 
@@ -41,7 +41,7 @@ class Blobs:
     sent: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reply:
     """The answer to a turn; `chain` is the digest of the transcript with it as the last message, `name` what it is
     found by without the transcript before it (`reply_name`)."""
@@ -53,7 +53,7 @@ class Reply:
     name: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """A turn as what it adds to another one.
 
@@ -117,7 +117,7 @@ def replied(row: Row, reply: Reply) -> Row:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Addition:
     """A row as a store keeps it, without its reply.
 
@@ -137,7 +137,7 @@ class Addition:
     columns: tuple[int | str | bytes | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Answer:
     """The reply to the turn `id` of `length` client messages, as a store keeps it. `name` is what the reply alone is
     found by; `columns` is all that the table of replies holds of it, in that order."""
@@ -153,7 +153,7 @@ class Answer:
 Entry = Addition | Answer
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Point:
     """Where a known transcript ends: `length` client messages, `at_reply` behind a turn's reply."""
 
@@ -165,6 +165,16 @@ class Point:
 def reply_name(digest: bytes) -> bytes:
     """A reply's message digest, told apart from the digests of chains."""
     return blake3(b"stillframe-reply\0" + digest).digest()
+
+
+class KnownRows(Protocol):
+    """Rows that need not be read, since they are in memory. Any thread may ask."""
+
+    def __contains__(self, turn: object) -> bool: ...
+
+    def newest(self, tenant: str, conversation: str) -> int | None:
+        """The last of a conversation; None where there is none."""
+        ...
 
 
 class TurnStore(Protocol):
@@ -182,11 +192,13 @@ class TurnStore(Protocol):
         """The last turn of a conversation."""
         ...
 
-    def find(self, tenant: str, chain: Sequence[bytes], above: int, known: Container[int]) -> tuple[Point, Row] | None:
+    def find(
+        self, tenant: str, chain: Sequence[bytes], above: int, known: KnownRows | None
+    ) -> tuple[Point, Row] | None:
         """As `probe`, with the row that `load` gives."""
         ...
 
-    def load(self, tenant: str, turn: int, known: Container[int]) -> Row | None:
+    def load(self, tenant: str, turn: int, known: KnownRows | None) -> Row | None:
         """A row that is based on one of `known`, or on none, whatever it was added on. None when it is not there."""
         ...
 

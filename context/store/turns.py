@@ -9,9 +9,10 @@ docs/adr/0008-context.md says why that is enough. `context/store/turn_rows.py` s
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import sqlite3
-from collections.abc import Container, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from context.store.turn_file import (
     touch,
     translated,
 )
-from context.store.turn_rows import Addition, Entry, Point, Reply, Row, Tools, TurnStoreError, reply_name
+from context.store.turn_rows import Addition, Entry, KnownRows, Point, Reply, Row, Tools, TurnStoreError, reply_name
 from context.transcript import DIGEST_BYTES
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ _PROBE_ONE = "SELECT turn, at_reply FROM points WHERE tenant = ? AND chain = ?"
 _LOAD = """
 WITH RECURSIVE walk (id, base) AS (
     SELECT id, base FROM turns WHERE id = ? AND tenant = ?
-    UNION ALL SELECT turns.id, turns.base FROM walk JOIN turns ON turns.id = walk.base WHERE NOT is_known(walk.base))
+    UNION ALL SELECT turns.id, turns.base FROM walk JOIN turns ON turns.id = walk.base{unless_known})
 SELECT min(ifnull(turns.base, 0)),
     json_array(json_group_array(kept_client), json_group_array(kept_sent), json_group_array(turn IS NOT NULL)),
     CAST(group_concat(CAST(turns.digests || ifnull(replies.digests, '') AS TEXT), '') AS BLOB),
@@ -54,6 +55,8 @@ SELECT min(ifnull(turns.base, 0)),
     group_concat(turns.sent || ifnull(',' || replies.sent, ''))
 FROM (SELECT id FROM walk ORDER BY id) CROSS JOIN turns USING (id) LEFT JOIN replies ON turn = id
 """
+_LOAD_WHOLE = _LOAD.format(unless_known="")
+_LOAD_REST = _LOAD.format(unless_known=" WHERE NOT is_known(walk.base)")
 _HEAD = """
 SELECT conversation, number, turns.chain, tools, data, state, epoch, policy, walked, replies.chain
 FROM turns LEFT JOIN replies ON turn = id LEFT JOIN tools ON digest = tools WHERE id = ?
@@ -98,7 +101,7 @@ class SqliteTurns:
             prepare(self._writer, path, busy_seconds)
             self._reader = connect(path, busy_seconds)
             undo.callback(self._reader.close)
-            self._known: Container[int] = ()
+            self._known: KnownRows | None = None
             self._reader.create_function("is_known", 1, self._is_known)
             # Waits for nothing: it is asked on the event loop.
             self._prober = connect(path, 0)
@@ -125,23 +128,31 @@ class SqliteTurns:
             query = "SELECT max(id) FROM turns WHERE tenant = ? AND conversation = ?"
             return self._prober.execute(query, (tenant, conversation)).fetchone()[0]
 
-    def find(self, tenant: str, chain: Sequence[bytes], above: int, known: Container[int]) -> tuple[Point, Row] | None:
+    def find(
+        self, tenant: str, chain: Sequence[bytes], above: int, known: KnownRows | None
+    ) -> tuple[Point, Row] | None:
         with translated():
             point = _probe(self._reader, tenant, chain, above)
             row = point and self.load(tenant, point.turn, known)
             return (point, row) if point and row else None
 
-    def load(self, tenant: str, turn: int, known: Container[int]) -> Row | None:
+    def load(self, tenant: str, turn: int, known: KnownRows | None) -> Row | None:
         with translated():
+            head = self._reader.execute(_HEAD, (turn,)).fetchone()
+            if head is None:
+                return None
+            # To ask about every row takes as long as reading it, and mostly nothing of the conversation is known.
+            if known is not None and known.newest(tenant, head[0]) is None:
+                known = None
             self._known = known
-            base, kept, *texts = self._reader.execute(_LOAD, (turn, tenant)).fetchone()
-            last = self._reader.execute(_HEAD, (turn,)).fetchone()
-            if base is None or last is None:
+            query = _LOAD_WHOLE if known is None else _LOAD_REST
+            base, kept, *texts = self._reader.execute(query, (turn, tenant)).fetchone()
+            if base is None:
                 return None
             # It is known, unless that was pruned in this moment.
-            if base and base not in known:
+            if base and (known is None or base not in known):
                 return None
-            return self._row(tenant, turn, base or None, list(zip(*value_of(kept), strict=True)), Texts(*texts), last)
+            return self._row(tenant, turn, base or None, list(zip(*value_of(kept), strict=True)), Texts(*texts), head)
 
     def _row(
         self,
@@ -153,7 +164,12 @@ class SqliteTurns:
         last: Sequence[Any],
     ) -> Row:
         conversation, number, chain, tools, tools_data, state, epoch, policy, walked, reply_chain = last
-        made = decode(kept, texts)
+        # All of it is kept: to look through it for cycles while it grows takes a tenth of the time.
+        gc.disable()
+        try:
+            made = decode(kept, texts)
+        finally:
+            gc.enable()
         reply = None
         if kept[-1][2]:
             own = made.client.pop()
@@ -179,7 +195,7 @@ class SqliteTurns:
         )
 
     def _is_known(self, turn: int) -> bool:
-        return turn in self._known
+        return self._known is not None and turn in self._known
 
     def _tools_of(self, digest: bytes, data: bytes) -> Tools:
         tools = self._tools.get(digest)

@@ -10,7 +10,8 @@ their share of them, and a change of the model is followed within some dozens of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from context.frozen import frozen
 
 # Before any report: standard deviations of the two factors and of the constant, in tokens.
 _PRIOR = (0.3, 0.5, 100.0)
@@ -25,7 +26,7 @@ _FACTORS = (0.1, 10.0)
 _CONSTANT = (0.0, 4096.0)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Factors:
     """What estimates are multiplied with."""
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 
+from context.estimates import SAID_KEYS
 from context.plan import SentMessage
 from context.tokens.calibration import Calibration
 from context.tokens.texts import Budget, TextCounter
@@ -52,6 +53,10 @@ class Estimator:
     def message_tokens(self, wire: Mapping[str, Any]) -> int:
         """Prompt tokens of a message as it is sent, by the factors of now."""
         return self.frozen()(wire)
+
+    def uncorrected(self, wire: Mapping[str, Any]) -> tuple[int, int]:
+        """Text and visual tokens of a message as it is sent, whatever engines have reported."""
+        return self._parts(wire, self._texts.budget())
 
     def frozen(self) -> Callable[[Mapping[str, Any]], int]:
         """`message_tokens` with the factors of now, for one request.
@@ -110,6 +115,9 @@ class Estimator:
             for key, value in part.items():
                 if isinstance(value, str) and key != "type":
                     text += count(value, budget)
+        for key in SAID_KEYS:
+            if isinstance(said := wire.get(key), str):
+                text += count(said, budget)
         for call in wire.get("tool_calls") or ():
             text += _CALL_TOKENS
             for one in _texts_of(call):

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from engine.fake.config import FakeConfig
-from engine.fake.errors import Refused
+from engine.fake.errors import Refused, is_object
 from engine.fake.sequence import FinishReason
 from engine.fake.tokenizer import Tokenizer
 
@@ -113,8 +113,9 @@ def answer_text(config: FakeConfig, body: Mapping[str, Any], seed: bytes, turn: 
     for message in reversed(body["messages"]):
         if message.get("role") == "user":
             content = message.get("content")
-            parts = [content] if isinstance(content, str) else [part.get("text") for part in content or ()]
-            return "\n".join(part for part in parts if part)
+            given = cast("list[Any]", [content] if isinstance(content, str) else content or [])
+            texts = [part if isinstance(part, str) else part.get("text") for part in given]
+            return "\n".join(str(text) for text in texts if text)
     return ""
 
 
@@ -132,16 +133,21 @@ def tool_call(config: FakeConfig, body: Mapping[str, Any]) -> ToolCall | None:
             message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
             raise Refused(message, param="tool_choice")
     parameters: Mapping[str, Any] = function.get("parameters") or {}
-    properties: Mapping[str, Any] = parameters.get("properties") or {}
-    arguments = {key: _sample(properties.get(key) or {}) for key in parameters.get("required", ())}
+    properties, required = parameters.get("properties"), parameters.get("required")
+    # A schema is a client's JSON: nobody has said that it is one.
+    known: Mapping[str, Any] = properties if is_object(properties) else {}
+    keys = [key for key in cast("list[Any]", required) if isinstance(key, str)] if isinstance(required, list) else []
+    arguments = {key: _sample(known.get(key)) for key in keys}
     return ToolCall(function["name"], json.dumps(arguments))
 
 
-def _sample(schema: Mapping[str, Any]) -> Any:
-    if choices := schema.get("enum"):
-        return choices[0]
+def _sample(schema: Any) -> Any:
+    given: Mapping[str, Any] = schema if is_object(schema) else {}
+    choices, kind = given.get("enum"), given.get("type", "string")
+    if isinstance(choices, list) and choices:
+        return cast("list[Any]", choices)[0]
     samples: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}, "null": None}
-    return samples.get(schema.get("type", "string"), "amber")
+    return samples.get(kind, "amber") if isinstance(kind, str) else "amber"
 
 
 def plan_answer(

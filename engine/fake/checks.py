@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from engine.fake.config import FakeConfig
-from engine.fake.errors import Refused, invalid
+from engine.fake.errors import Refused, invalid, is_object
 from engine.fake.processor import ImagePart
 from engine.fake.sequence import Prompt
 
@@ -14,6 +14,21 @@ _MAX_CHOICES = 128
 _GREEDY_TEMPERATURE = 1e-5
 _MAX_SALT_CHARACTERS = 128
 _FORBIDDEN_IN_SALT = frozenset("@/\\\0")
+# What each parameter that is looked at may be, and its name in pydantic's words.
+_INTEGERS = ("n", "max_tokens", "max_completion_tokens", "min_tokens", "top_logprobs")
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "model": ((str,), "string"),
+    "temperature": ((int, float), "number"),
+    "stream": ((bool,), "boolean"),
+    "stream_options": ((dict,), "dictionary"),
+    "logprobs": ((bool,), "boolean"),
+    "tools": ((list,), "list"),
+    "tool_choice": ((str, dict), "string"),
+    "chat_template_kwargs": ((dict,), "dictionary"),
+    "stop": ((str, list), "list"),
+    "stop_token_ids": ((list,), "list"),
+} | dict.fromkeys(_INTEGERS, ((int,), "integer"))
+_ITEMS: Mapping[str, tuple[type, str]] = {"stop": (str, "string"), "stop_token_ids": (int, "integer")}
 
 
 def check_body(config: FakeConfig, body: Mapping[str, Any]) -> None:
@@ -25,12 +40,13 @@ def check_body(config: FakeConfig, body: Mapping[str, Any]) -> None:
     Raises:
         Refused: one of them is not accepted.
     """
+    _check_kinds(body)
     model, salt, choices = body.get("model"), body.get("cache_salt"), body.get("n")
     if model and model != config.model:
         raise Refused(f"The model `{model}` does not exist.", status=404, type="NotFoundError", param="model")
     if salt is not None:
         _check_salt(salt, refused=config.refuses_cache_salt)
-    if choices is not None and (not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES):
+    if choices is not None and not 1 <= choices <= _MAX_CHOICES:
         raise Refused(f"n must be at least 1 and at most {_MAX_CHOICES}, got {choices}.", param="n")
     temperature = body.get("temperature")
     if choices and choices > 1 and temperature is not None and temperature < _GREEDY_TEMPERATURE:
@@ -93,6 +109,23 @@ def check_prompt(config: FakeConfig, prompt: Prompt) -> None:
                 f"The decoder prompt contains a(n) image item with {image.tokens} embedding tokens, "
                 f"which exceeds the pre-allocated encoder cache size {capacity}."
             )
+
+
+def _check_kinds(body: Mapping[str, Any]) -> None:
+    """The shapes of the parameters. vLLM takes some in another spelling, such as a number in quotes; no client needs
+    that."""
+    for key, (kinds, name) in _KINDS.items():
+        value = body.get(key)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            raise invalid(f"{key}: Input should be a valid {name}", f"body.{key}")
+    for key, (kind, name) in _ITEMS.items():
+        values: Any = body.get(key)
+        if isinstance(values, list) and any(type(one) is not kind for one in cast("list[Any]", values)):
+            raise invalid(f"{key}: Input should be a valid {name}", f"body.{key}")
+    if is_object(choice := body.get("tool_choice")):
+        function = choice.get("function")
+        if not is_object(function) or not isinstance(function.get("name"), str):
+            raise invalid("tool_choice: Field required: function.name", "body.tool_choice")
 
 
 def _check_salt(salt: Any, *, refused: bool) -> None:

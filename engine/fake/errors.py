@@ -5,8 +5,9 @@ Source: vLLM 0.32, entrypoints/serve/exception_handling/error_response.py::creat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeGuard
 
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 
@@ -22,6 +23,11 @@ class Refused(Exception):
     def body(self) -> dict[str, Any]:
         """vLLM's error body."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
+
+
+def is_object(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a JSON value is an object."""
+    return isinstance(value, Mapping)
 
 
 def invalid(message: str, param: str) -> Refused:

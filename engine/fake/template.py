@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import NoneType
 from typing import Any, NoReturn, Protocol, cast
 
 import jinja2
@@ -19,7 +20,7 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from context.errors import ConfigError
-from engine.fake.errors import Refused, invalid
+from engine.fake.errors import Refused, invalid, is_object
 from engine.fake.processor import ImagePart
 
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -130,8 +131,12 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def parse_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools as vLLM gives them to a template: known keys only, in its order, with null for what was left out."""
+def parse_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]] | None:
+    """Tools as vLLM gives them to a template: known keys only, in its order, with null for what was left out.
+
+    Raises:
+        Refused: there are none, or one is no tool.
+    """
     if tools is None:
         return None
     if not tools:
@@ -139,10 +144,13 @@ def parse_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
         raise Refused(message, param="tools")
     parsed: list[dict[str, Any]] = []
     for tool in tools:
-        function = tool.get("function")
-        if not isinstance(function, Mapping) or "name" not in function:
+        if not is_object(tool):
+            raise invalid("Input should be a valid dictionary", "body.tools")
+        known = tool.get("function")
+        if not is_object(known) or not isinstance(known.get("name"), str):
             raise invalid("Field required: function.name", "body.tools")
-        known = cast("Mapping[str, Any]", function)
+        if not isinstance(known.get("parameters"), (Mapping, NoneType)):
+            raise invalid("function.parameters: Input should be a valid dictionary", "body.tools")
         shown = {key: known.get(key) for key in ("name", "description", "parameters")}
         optional = {key: known[key] for key in ("strict", "defer_loading") if known.get(key) is not None}
         parsed.append({"type": "function", "function": shown | optional})
@@ -167,12 +175,16 @@ def parse_messages(messages: Sequence[Any], *, wraps_parts: bool) -> tuple[Conve
 def _message(message: Mapping[str, Any], images: list[ImagePart], wraps_parts: bool) -> dict[str, Any]:
     role = "system" if message["role"] == "developer" else message["role"]
     content = message.get("content")
-    given: list[Any] = [] if content is None else [content] if isinstance(content, str) else list(content)
+    if content is not None and not isinstance(content, (str, list)):
+        raise invalid("content: Input should be a valid string or list", "body.messages")
+    given: list[Any] = [] if content is None else [content] if isinstance(content, str) else cast("list[Any]", content)
     already = len(images)
     parts = [part for part in (_part(part, images) for part in given) if part is not None]
     shown: dict[str, Any] = {"role": role, "content": parts if wraps_parts else _joined(parts, len(images) - already)}
-    if role == "assistant" and message.get("tool_calls"):
-        shown["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    if role == "assistant" and (calls := message.get("tool_calls")):
+        if not isinstance(calls, list):
+            raise invalid("tool_calls: Input should be a valid list", "body.messages")
+        shown["tool_calls"] = [_tool_call(call) for call in cast("list[Any]", calls)]
     if role == "tool":
         if "tool_call_id" in message:
             shown["tool_call_id"] = message["tool_call_id"]
@@ -195,6 +207,8 @@ def _part(part: Any, images: list[ImagePart]) -> dict[str, Any] | None:
         raise invalid("Input should be a valid dictionary", "body.messages")
     given = cast("Mapping[str, Any]", part)
     kind, uuid = given.get("type"), given.get("uuid")
+    if kind is not None and not isinstance(kind, str):
+        raise invalid("type: Input should be a valid string", "body.messages")
     if kind in _TEXT_PARTS and uuid is None:
         text = given.get("thinking" if kind == "thinking" else "refusal" if kind == "refusal" else "text")
         return None if text is None else {"type": "text", "text": str(text)}
@@ -208,15 +222,16 @@ def _part(part: Any, images: list[ImagePart]) -> dict[str, Any] | None:
     return {"type": "image"}
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(call: Any) -> dict[str, Any]:
+    if not is_object(call):
+        raise invalid("tool_calls: Input should be a valid dictionary", "body.messages")
     function = call.get("function")
-    if call.get("type", "function") != "function" or not isinstance(function, Mapping):
+    if call.get("type", "function") != "function" or not is_object(function):
         raise Refused("chat completions only support assistant tool_calls of type 'function'.", param="tool_calls")
-    arguments = cast("Mapping[str, Any]", function).get("arguments")
+    arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError:
             arguments = None
-    known = dict(cast("Mapping[str, Any]", function))
-    return {**call, "function": known | {"arguments": arguments if isinstance(arguments, dict) else {}}}
+    return {**call, "function": dict(function) | {"arguments": arguments if isinstance(arguments, dict) else {}}}

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from context.estimates import message_tokens
 from context.plan import PromptPlan
 from metrics.attribution.base import Attribution, Cache, Left
 from metrics.attribution.causes import Estimate, attribute, tail_tokens
-from metrics.kv_mirror import KvMirror, Owner
+from metrics.kv_mirror import Ending, KvMirror, MirrorView, Owner
 from metrics.usage import Usage
 
-_SETTLE_SECONDS = 1.0
+
+class Attributing:
+    """A turn that is to be attributed, once the engine has told enough. `before` is what the turn before left."""
+
+    def __init__(
+        self, ending: Ending | None, attributed: Callable[[MirrorView | None], Attribution], before: Left | None = None
+    ) -> None:
+        self._ending, self._attributed = ending, attributed
+        self.before = before
+
+    @property
+    def is_settled(self) -> bool:
+        """There is nothing to wait for."""
+        return self._ending is None or self._ending.is_settled
+
+    def result(self) -> Attribution:
+        """By what is known now."""
+        return self._attributed(None if self._ending is None else self._ending.view())
 
 
 class Attributor:
@@ -51,7 +69,7 @@ class Attributor:
         """Nothing came of a request: it was refused."""
         self._begun.pop(request_id, None)
 
-    async def end(
+    def end(
         self,
         request_id: str,
         plan: PromptPlan,
@@ -61,9 +79,8 @@ class Attributor:
         parent: int | None,
         replied: bool,
         estimate: Estimate = message_tokens,
-        settle_seconds: float = _SETTLE_SECONDS,
-    ) -> Attribution:
-        """A request has ended.
+    ) -> Attributing:
+        """A request has ended. Called for a turn before it is called for the next one of its conversation.
 
         Args:
             request_id: as it began.
@@ -73,37 +90,35 @@ class Attributor:
             parent: that of the turn that the plan goes on from (`Begun.parent`).
             replied: the engine's reply was kept whole.
             estimate: prompt tokens of a message as it is sent.
-            settle_seconds: how long to wait for the engine's events.
         """
         known = self._begun.pop(request_id, None)
         if known is None:
-            return Attribution(cause="engine_unreported", actor="engine")
+            return Attributing(None, lambda _: Attribution(cause="engine_unreported", actor="engine"))
         owner, cache = known
         before = None if parent is None else self._left.get(parent, Left())
         if turn is not None:
             # Before anything is waited for: the next turn may come.
             self._keep(turn, _left(plan, usage, cache, replied, estimate))
-        view = None
+        ending = None
         if self.mirror is not None:
-            view = await self.mirror.end(
-                request_id,
-                turn,
-                parent=parent,
-                prompt_tokens=usage.prompt_tokens,
-                read_tokens=usage.read_tokens,
-                timeout_seconds=settle_seconds,
+            ending = self.mirror.end(
+                request_id, turn, parent=parent, prompt_tokens=usage.prompt_tokens, read_tokens=usage.read_tokens
             )
-        return attribute(
-            plan,
-            before,
-            usage,
-            view,
-            self._block_tokens,
-            cache=cache,
-            owner=owner,
-            estimate=estimate,
-            template_extends=self.template_extends,
-        )
+
+        def attributed(view: MirrorView | None) -> Attribution:
+            return attribute(
+                plan,
+                before,
+                usage,
+                view,
+                self._block_tokens,
+                cache=cache,
+                owner=owner,
+                estimate=estimate,
+                template_extends=self.template_extends,
+            )
+
+        return Attributing(ending, attributed, before)
 
     def _keep(self, turn: int, left: Left) -> None:
         self._left[turn] = left

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from context.frozen import frozen
 from context.plan import Actor, Cause
 from metrics.kv_mirror.base import Owner
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cache:
     """What decides which cache a request looks into: where one of these differs, nothing can be read."""
 
@@ -17,7 +16,7 @@ class Cache:
     upstream: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Left:
     """What a turn left in the engine's cache, by the engine's usage.
 
@@ -48,7 +47,7 @@ class Left:
         return self.prompt_tokens + max(0, (self.completion_tokens or 0) - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Attribution:
     """What a turn could have read, and why it read less. None means that it is not known.
 

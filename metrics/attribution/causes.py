@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
 
 from context.estimates import message_tokens, text_tokens
+from context.frozen import frozen
 from context.plan import Actor, Cause, PromptPlan
 from metrics.attribution.base import Attribution, Cache, Left
 from metrics.kv_mirror.base import Eviction, MirrorView, Owner
@@ -33,7 +33,7 @@ _ESTIMATE_ERROR = 0.15
 Estimate = Callable[[Mapping[str, Any]], int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Lengths:
     """Tokens from the start of the prompt, in the order in which they follow one another.
 

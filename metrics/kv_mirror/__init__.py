@@ -16,7 +16,7 @@ gone. What is called resident is resident; what was stored in the gap is not kno
 `AllBlocksCleared`, or an engine that starts anew (its numbers begin again, counted in `restarts`), makes all certain.
 """
 
-from metrics.kv_mirror.base import Eviction, ImageBlocks, MirrorView, Owner
-from metrics.kv_mirror.mirror import KvMirror
+from metrics.kv_mirror.base import Eviction, ImageBlocks, MirrorCounts, MirrorView, Owner
+from metrics.kv_mirror.mirror import Ending, KvMirror
 
-__all__ = ["Eviction", "ImageBlocks", "KvMirror", "MirrorView", "Owner"]
+__all__ = ["Ending", "Eviction", "ImageBlocks", "KvMirror", "MirrorCounts", "MirrorView", "Owner"]

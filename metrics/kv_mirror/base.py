@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 BlockHash = bytes | int
+# What a block's tokens are, and what one token is.
 Modality = Literal["text", "image", "mixed"]
+TokenModality = Literal["text", "image"]
+# Whose a block was: of one conversation, of several, or not known.
+Users = Literal["one", "several", "unknown"]
 
 
 class Owner(NamedTuple):
@@ -37,6 +42,16 @@ class Eviction:
     owners: tuple[Owner, ...]
     tokens: int
     depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorCounts:
+    """What is resident for certain, and what has left the cache since the mirror began."""
+
+    resident_tokens: Mapping[TokenModality, int]
+    resident_blocks: Mapping[Modality, int]
+    evicted_tokens: Mapping[tuple[TokenModality, Users], int]
+    gaps: int
 
 
 @dataclass(frozen=True, slots=True)

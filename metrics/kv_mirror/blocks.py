@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from engine.base import BlockStored
-from metrics.kv_mirror.base import BlockHash, Eviction, Modality, Owner
+from metrics.kv_mirror.base import BlockHash, Eviction, Modality, Owner, TokenModality, Users
 
 _USERS = 8
 _IMAGE_USERS = 64
@@ -41,9 +41,14 @@ class Block:
     evicted: Eviction | None = None
 
     @property
+    def image_tokens(self) -> int:
+        """How many of its tokens are images'."""
+        return sum(tokens for _, tokens in self.images) if self.images else 0
+
+    @property
     def modality(self) -> Modality:
         """What its tokens are."""
-        of_images = sum(tokens for _, tokens in self.images)
+        of_images = self.image_tokens
         return "text" if not of_images else "image" if of_images >= self.tokens else "mixed"
 
     @property
@@ -74,6 +79,9 @@ class BlockTable:
         self.evictions: deque[Eviction] = deque(maxlen=max_evictions)
         self.number = 0
         self.resident = self.uncertain = self.forgotten = 0
+        self.resident_tokens: Counter[TokenModality] = Counter()
+        self.resident_blocks: Counter[Modality] = Counter()
+        self.evicted_tokens: Counter[tuple[TokenModality, Users]] = Counter()
 
     def __iter__(self) -> Iterator[Block]:
         """The blocks that are resident for certain."""
@@ -120,6 +128,7 @@ class BlockTable:
             self.number, seconds, digest, block.image, block.users, block.tokens, max(0, block.depth)
         )
         self.evictions.append(block.evicted)
+        self._count_evicted(block)
         self._gone[digest] = None
         self._bound()
 
@@ -134,9 +143,10 @@ class BlockTable:
         for block in held:
             block.sure = block.maybe = 0
             block.evicted = eviction
+            self._count_evicted(block)
             self._gone[block.hash] = None
-        self.images.clear()
-        self.resident = self.uncertain = 0
+        self._nothing_is_sure()
+        self.uncertain = 0
 
     def doubt(self) -> None:
         """Events were missed: nothing that is resident is certain any more."""
@@ -144,8 +154,7 @@ class BlockTable:
             if block.sure:
                 self.uncertain += not block.maybe
                 block.maybe, block.sure = block.maybe + block.sure, 0
-        self.images.clear()
-        self.resident = 0
+        self._nothing_is_sure()
 
     def restarted(self, seconds: float) -> None:
         """Another engine: no hash that was known means anything to it."""
@@ -212,8 +221,27 @@ class BlockTable:
             self._enter(block)
         block.sure += 1
 
+    def _nothing_is_sure(self) -> None:
+        self.resident = 0
+        self.images.clear()
+        self.resident_tokens.clear()
+        self.resident_blocks.clear()
+
+    def _count_evicted(self, block: Block) -> None:
+        users: Users = "unknown" if not block.users else "one" if len(block.users) == 1 else "several"
+        of_images = block.image_tokens
+        self.evicted_tokens["image", users] += of_images
+        self.evicted_tokens["text", users] += block.tokens - of_images
+
+    def _count_resident(self, block: Block, sign: int) -> None:
+        self.resident += sign
+        self.resident_blocks[block.modality] += sign
+        of_images = block.image_tokens
+        self.resident_tokens["image"] += sign * of_images
+        self.resident_tokens["text"] += sign * (block.tokens - of_images)
+
     def _enter(self, block: Block) -> None:
-        self.resident += 1
+        self._count_resident(block, 1)
         for uuid, tokens in block.images:
             use = self.images.setdefault(uuid, ImageUse())
             use.blocks += 1
@@ -222,7 +250,7 @@ class BlockTable:
                 _add_user(use, owner)
 
     def _leave(self, block: Block) -> None:
-        self.resident -= 1
+        self._count_resident(block, -1)
         for uuid, tokens in block.images:
             use = self.images[uuid]
             use.blocks -= 1

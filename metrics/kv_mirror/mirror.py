@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.base import AllBlocksCleared, BlockRemoved, BlockStored, Engine, EventBatch
-from metrics.kv_mirror.base import BlockHash, Eviction, ImageBlocks, MirrorView, Owner
+from metrics.kv_mirror.base import BlockHash, Eviction, ImageBlocks, MirrorCounts, MirrorView, Owner
 from metrics.kv_mirror.blocks import Block, BlockTable
 
 _K = TypeVar("_K", bound=Hashable)
@@ -31,7 +29,22 @@ class _Trace:
     leaf: BlockHash | None = None
     depth: int = 0
     blocks: int = 0
-    news: asyncio.Event | None = None
+
+
+class Ending:
+    """A request that has ended, of which the engine may still tell something."""
+
+    def __init__(self, view: Callable[[], MirrorView], settled: Callable[[], bool] | None = None) -> None:
+        self._view, self._settled = view, settled
+
+    @property
+    def is_settled(self) -> bool:
+        """The engine has told all that there is to wait for."""
+        return self._settled is None or self._settled()
+
+    def view(self) -> MirrorView:
+        """What is known by now."""
+        return self._view()
 
 
 class KvMirror:
@@ -100,7 +113,7 @@ class KvMirror:
             self._requests, request_id, _Trace(owner, self._table.number, self.restarts, self.gaps), self._max_requests
         )
 
-    async def end(
+    def end(
         self,
         request_id: str,
         turn: int | None,
@@ -108,37 +121,39 @@ class KvMirror:
         parent: int | None,
         prompt_tokens: int | None,
         read_tokens: int | None,
-        timeout_seconds: float = 1.0,
-    ) -> MirrorView:
-        """A request has ended: what it had in common with the turn that it goes on from.
-
-        From the call on its blocks count as the turn's and as the conversation's latest. Waits until the blocks of its
-        prompt were reported, where it did not read them all.
+    ) -> Ending:
+        """A request has ended. From the call on its blocks count as the turn's and as the conversation's latest.
 
         Args:
             request_id: as it began.
             turn, parent: the ledger's numbers of the turn and of the one that it goes on from; None where there is
                 none.
             prompt_tokens, read_tokens: by its usage.
-            timeout_seconds: how long to wait.
+
+        Returns:
+            What it had in common with the turn that it goes on from; certain once the blocks of its prompt were
+            reported, where it did not read them all.
         """
         now = self._requests.get(request_id)
         if now is None:
-            return MirrorView()
+            return Ending(MirrorView)
         then = None if parent is None else self._turns.get(parent)
         now.blocks = (prompt_tokens or 0) // self.block_tokens
         if turn is not None:
             self._count_as(turn, now, then, (read_tokens or 0) // self.block_tokens)
         if parent is None or prompt_tokens is None or read_tokens is None:
-            return MirrorView()
-        if read_tokens < (prompt_tokens - 1) // self.block_tokens * self.block_tokens:
-            await self._settled(now, timeout_seconds)
-        if then is None:
-            # Every turn of this engine is known, so that one was another's.
-            return MirrorView(restarted=not (self.gaps or self._dropped_turns))
-        return self._compared(now, then)
+            return Ending(MirrorView)
+        waits = read_tokens < (prompt_tokens - 1) // self.block_tokens * self.block_tokens
+        return Ending(lambda: self._view(now, then), (lambda: now.depth >= now.blocks) if waits else None)
 
     # What is there.
+
+    def counts(self) -> MirrorCounts:
+        """Sums for metrics."""
+        table = self._table
+        return MirrorCounts(
+            dict(table.resident_tokens), dict(table.resident_blocks), dict(table.evicted_tokens), self.gaps
+        )
 
     @property
     def resident_blocks(self) -> int:
@@ -183,6 +198,16 @@ class KvMirror:
         ]
         return sorted(found, key=lambda one: (-one.tokens, one.uuid))
 
+    def image(self, uuid: str) -> ImageBlocks | None:
+        """One image's resident KV; None where it has none."""
+        use = self._table.images.get(uuid)
+        return None if use is None else ImageBlocks(uuid, use.blocks, use.tokens, tuple(reversed(use.users)))
+
+    @property
+    def last_eviction(self) -> int:
+        """The number of the latest eviction: how many there were."""
+        return self._table.number
+
     def evictions(self, since: int = 0) -> list[Eviction]:
         """Those of the latest evictions whose number is above `since`, in their order."""
         found: list[Eviction] = []
@@ -202,13 +227,11 @@ class KvMirror:
         self._dropped_turns += _put(self._turns, turn, now, self._max_requests)
         _put(self._latest, now.owner, now, self._max_requests)
 
-    async def _settled(self, trace: _Trace, timeout_seconds: float) -> None:
-        trace.news = news = asyncio.Event()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                while trace.depth < trace.blocks:
-                    news.clear()
-                    await news.wait()
+    def _view(self, now: _Trace, then: _Trace | None) -> MirrorView:
+        if then is None:
+            # Every turn of this engine is known, so that one was another's.
+            return MirrorView(restarted=not (self.gaps or self._dropped_turns))
+        return self._compared(now, then)
 
     def _compared(self, now: _Trace, then: _Trace) -> MirrorView:
         if then.engine != now.engine:
@@ -242,8 +265,6 @@ class KvMirror:
 
     def _deeper(self, trace: _Trace, block: Block) -> None:
         trace.leaf, trace.depth = block.hash, block.depth
-        if trace.news is not None:
-            trace.news.set()
 
 
 def _put(kept: OrderedDict[_K, _V], key: _K, value: _V, at_most: int) -> bool:

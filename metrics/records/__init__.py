@@ -2,8 +2,8 @@
 
 record.py    the record
 prices.py    what tokens cost
-recorder.py  makes a record when a turn ends, and hands it on
+recorder.py, made.py   makes a record when a turn ends, and hands it on
 writer.py    records on their way into the file
-store.py, schema.py, rows.py, buckets.py   the tables, and writing them
-queries.py, figures.py, facts.py, reader.py   the questions, and where the answers stand
+store.py, batch.py, sums.py, schema.py, rows.py, buckets.py   the tables, and writing them
+queries.py, latency.py, figures.py, facts.py, reader.py   the questions, and where the answers stand
 """

@@ -30,9 +30,9 @@ class Buckets:
         last = self.lows[at + 1] - 1
         return _short(low) if last == low else f"{_short(low)}-{_short(last)}"
 
-    def sql(self, column: str) -> str:
-        """An expression that gives `low_of` a column, and `UNKNOWN` for null."""
-        whens = " ".join(f"WHEN {column} >= {low} THEN {low}" for low in reversed(self.lows[1:]))
+    def sql(self, column: str, unit: int = 1) -> str:
+        """An expression that gives `low_of` a column times `unit`, and `UNKNOWN` for null."""
+        whens = " ".join(f"WHEN {column} >= {low / unit:g} THEN {low}" for low in reversed(self.lows[1:]))
         return f"(CASE WHEN {column} IS NULL THEN {UNKNOWN} {whens} ELSE {self.lows[0]} END)"
 
 
@@ -49,3 +49,5 @@ BUCKETS: Mapping[str, Buckets] = {
     "images": Buckets((0, 1, 2, 3, 5, 9, 17, 33, 65)),
     "visual_tokens": Buckets((0, 1, 1000, 4000, 16_000, 64_000)),
 }
+# Times in milliseconds: ten ranges for each power of ten, so that a percentile is within some hundredths.
+TIMES = Buckets((0, *range(1, 10), *(round(10 ** (step / 10)) for step in range(10, 61))))

@@ -122,6 +122,41 @@ class ShareBin:
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """Times of the turns of one group, in seconds; None without any. Within some hundredths: from ranges, ten for each
+    power of ten. `values` are words for people, as in `Group`; empty for all turns."""
+
+    values: tuple[str, ...]
+    requests: int
+    first_token: Percentiles | None
+    total: Percentiles | None
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Half, nine tenths and all but a hundredth of them took no longer."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """KV blocks that the engine evicted, and that a turn had to compute again: whose they were (a conversation), and
+    the image that most of them held, None for text; over the turns that paid, the latest of which is named."""
+
+    tenant: str
+    conversation: str | None
+    image_id: str | None
+    turns: int
+    lost_tokens: int
+    paid_by: str
+    paid_turn: int
+    last_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ConversationTotals:
     """A conversation: when its first and latest turns came, in seconds since 1970, the record of the latest, its
     longest branch, and its sums."""

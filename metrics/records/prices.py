@@ -52,6 +52,11 @@ class Prices:
         read, write = usage.read_tokens * price.cached_input, usage.write_tokens * price.cache_write
         return (read + write + usage.uncached_tokens * price.input + output) / _PER
 
+    def of_reading(self, model: str) -> float | None:
+        """What a token less costs that is read instead of computed; None where no price fits."""
+        price = self._price(model)
+        return None if price is None else (price.input - price.cached_input) / _PER
+
     def _price(self, model: str) -> Price | None:
         if not self._prices or len(model) > _MOST_MODEL_CHARACTERS:
             return None

@@ -17,6 +17,7 @@ from metrics.records.figures import (
     Bin,
     CauseTotals,
     ConversationTotals,
+    Evicted,
     Group,
     Heap,
     ImageTotals,
@@ -52,6 +53,7 @@ _WORDS = {
 _HEAPS = 256
 _MOST_ROWS = 1000
 _ROWS_OF_IMAGE = 4
+_MOST_EVICTED = 10_000
 _ALL = Filter()
 
 
@@ -117,7 +119,7 @@ def read_shares(records: Records, of: Filter = _ALL) -> list[ShareBin]:
 
 
 def conversations(
-    records: Records, of: Filter = _ALL, limit: int = 50, before: int | None = None
+    records: Records, of: Filter = _ALL, limit: int = 50, before: int | None = None, named: str = ""
 ) -> list[ConversationTotals]:
     """The conversations whose latest turn lies in the filter's time, the latest first, with the sums over their life.
 
@@ -125,10 +127,13 @@ def conversations(
         records, of: as everywhere.
         limit: how many.
         before: those whose latest turn came before this record; `last_record` of the last one gives the next page.
+        named: those in whose name this stands.
     """
     end = of.end if before is None else min(of.end, before)
     where, parameters = names_where(of, "c.")
     newer, again = names_where(of, "n.")
+    if named:
+        where, parameters = f"{where} AND instr(c.name, ?) > 0", [*parameters, named]
     # The latest by the index, and only then their other rows: there is one for each model and policy.
     chosen = (
         "SELECT tenant, name FROM record_conversations c WHERE c.last_record >= ? AND c.last_record < ?"
@@ -193,6 +198,31 @@ def evictions(records: Records, of: Filter = _ALL, limit: int = 200) -> list[Tur
     chosen = f"SELECT id FROM records WHERE {EVICTIONS} AND id >= ? AND id < ?{where} ORDER BY id DESC LIMIT ?"
     rest = f"WHERE r.id IN ({chosen}) ORDER BY r.id DESC"
     return records.records(rest, (of.first, of.end, *parameters, _bounded(limit)))
+
+
+def evicted(records: Records, of: Filter = _ALL, limit: int = 20) -> list[Evicted]:
+    """Whose KV blocks the engine evicted that a turn then had to compute again, and which turn: by conversation and
+    image, those of the most lost tokens first. Of the latest ten thousand such turns."""
+    where, parameters = names_where(of, "r.")
+    cause = CAUSES.index("engine_eviction")
+    # Of the bare columns beside max() SQLite takes those of the latest turn.
+    chosen = (
+        "SELECT tenant, whose, image, count(*) turns, sum(lost_tokens) lost, max(id) last, payer, number FROM ("
+        "SELECT r.id, r.tenant, r.evicted_conversation whose, r.evicted_image image, r.lost_tokens, "
+        f"r.conversation payer, r.number FROM records r INDEXED BY records_with_eviction WHERE {EVICTIONS} "
+        f"AND r.cause = {cause} AND r.id >= ? AND r.id < ?{where} ORDER BY r.id DESC LIMIT {_MOST_EVICTED}) "
+        "GROUP BY 1, 2, 3 ORDER BY lost DESC LIMIT ?"
+    )
+    rows = records.rows(
+        "SELECT t.name, e.whose, e.image, e.turns, ifnull(e.lost, 0), ifnull(c.name, ''), e.number, e.last FROM "
+        f"({chosen}) e JOIN record_names t ON t.id = e.tenant LEFT JOIN record_conversations c ON c.id = e.payer "
+        "ORDER BY e.lost DESC",
+        (of.first, of.end, *parameters, _bounded(limit)),
+    )
+    return [
+        Evicted(tenant, whose, None if image is None else image.hex(), turns, lost, payer, number, last / NANOSECONDS)
+        for tenant, whose, image, turns, lost, payer, number, last in rows
+    ]
 
 
 def images(records: Records, of: Filter = _ALL, limit: int = 100) -> list[ImageTotals]:

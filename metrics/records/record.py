@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from context.frozen import frozen
 from context.plan import Actor, Cause
 
 Outcome = Literal["completed", "aborted", "failed", "refused"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TurnRecord:
     """One turn, however it ended. None means that the figure was not reported, or does not apply; it is never 0.
 
@@ -30,12 +30,17 @@ class TurnRecord:
         read_tokens, write_tokens, uncached_tokens: `prompt_tokens` is their sum whenever `read_tokens` is known.
         write_derived: the engine gave no usable write figure; all that was not read counts as written.
         approximate_tokens: tokens whose KV was reused approximately; part of none of the three above.
-        expected_read: what the turn before and the cache would have allowed.
+        expected_read: full blocks of what the turn before left in the engine's cache, as far as this prompt is as long;
+            not less where the plan breaks the prefix or the engine evicted: that is what was lost.
         lost_tokens: of those, what was not read.
         break_message, break_part, break_token: the first difference from what was sent before: index of the client's
             message (-1 for the tools), of its part, and the estimated token of the prompt.
         cause, actor: why less was read than was sent before, and who caused it. None where nothing was lost.
         evicted_image: id of an image whose KV blocks were evicted, and that was paid for here.
+        evicted_conversation, evicted_tokens: whose the blocks were that the engine evicted and this turn paid for, and
+            how many tokens stood in them. None where that is not known.
+        unseen_images: images were sent, and the engine counted fewer prompt tokens than they alone take: it cannot have
+            shown them all to the model.
         image_eviction: the policy took images out of the history in this turn.
         summary: the policy summed up history in this turn.
         epoch: how often the policy has rewritten this conversation.
@@ -85,6 +90,9 @@ class TurnRecord:
     cost: float | None = None
     image_ids: tuple[str, ...] = ()
     image_counts: tuple[int, ...] = ()
+    evicted_conversation: str | None = None
+    evicted_tokens: int | None = None
+    unseen_images: bool = False
 
     @property
     def seconds(self) -> float:

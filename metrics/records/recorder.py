@@ -1,65 +1,52 @@
 """Makes a turn's record when it has ended, and hands it to all that count by it.
 
-A record is made in two steps. What is known at once is counted at once. What the engine tells a moment later (why less
-was read, what the encoder did) is waited for beside the requests' path, and only then the record is kept.
+A record is made in two steps. What is known at once is counted at once. The rest is made a moment later, beside the
+requests' path: some turns at a time, without a task for each. Where something was lost, what the engine tells behind
+its answer (why less was read, what the encoder did) is waited for, and only then the record is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from context.conversations import Begun
-from context.plan import SentMessage
 from context.tenancy import Tenant
-from context.transcript import ImagePart
-from metrics.attribution import Attribution, Attributor, Cache
+from metrics.attribution import Attributing, Attributor, Cache
+from metrics.attribution.unseen import are_unseen
 from metrics.encoder_log import EncoderLog
 from metrics.exports.base import NoExporter, TurnExporter
 from metrics.kv_mirror import Owner
 from metrics.prometheus import GatewayMetrics
+from metrics.records.made import Ended, attributed, planned, record_of
 from metrics.records.prices import Prices
-from metrics.records.record import Outcome, TurnRecord
 from metrics.records.writer import RecordWriter
-from metrics.usage import Usage
 
+_log = logging.getLogger(__name__)
 # With what the writer waits, a second: so much a killed process loses.
 _LATE_SECONDS = 0.4
+# By the end of a request its encoder events are mostly there.
+_LATE_ENCODER_SECONDS = 0.1
+_LOOK_EVERY_SECONDS = 0.02
+# So many are made before others have their turn on the loop: half a millisecond.
+_AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A chat request that has ended.
+@dataclass(slots=True)
+class _Late:
+    """A turn whose record is to be made."""
 
-    Attributes:
-        id, request_id: see `TurnRecord`.
-        tenant: whose.
-        begun: what was planned, accepted or not; None where it was refused before.
-        before: what the turn that it goes on from had sent.
-        answered: the reply was kept whole.
-        estimate: prompt tokens of a message as it is sent.
-        traceparent: the client's header of that name.
-    """
-
-    id: int
-    request_id: str
-    tenant: Tenant
-    model: str
-    policy: str
-    policy_version: str
-    stream: bool
-    outcome: Outcome
-    usage: Usage
-    begun: Begun | None
-    before: Sequence[SentMessage]
-    answered: bool
-    first_token_seconds: float | None
-    total_seconds: float
-    estimate: Callable[[Mapping[str, Any]], int]
-    traceparent: str | None = None
+    turn: Ended
+    begun: Begun
+    planned: dict[str, Any]
+    attributing: Attributing | None
+    until: float
+    encoder_until: float
 
 
 class Recorder:
@@ -71,7 +58,8 @@ class Recorder:
         prices: what tokens cost.
 
     `writer`, `attributor` and `exporter` may come later: without them nothing is kept, attributed or exported.
-    `has_encoder_events` says that the engine tells what its encoder does.
+    `has_encoder_events` says that the engine tells what its encoder does; `measure` estimates text and visual tokens of
+    a message for a model, so that images are missed that were not shown to it.
     """
 
     def __init__(self, metrics: GatewayMetrics, encoder_log: EncoderLog, prices: Prices | None = None) -> None:
@@ -79,9 +67,14 @@ class Recorder:
         self.attributor: Attributor | None = None
         self.exporter: TurnExporter = NoExporter()
         self.has_encoder_events = False
+        self.measure: Callable[[str, Mapping[str, Any]], tuple[int, int]] | None = None
         self._metrics, self._encoder_log, self._prices = metrics, encoder_log, prices or Prices()
-        self._late: set[asyncio.Task[None]] = set()
+        self._ended: deque[tuple[Ended, Begun]] = deque()
+        self._late: deque[_Late] = deque()
+        self._next: asyncio.Handle | None = None
+        self._look: asyncio.Handle | None = None
         self._last_id = 0
+        self._told_unseen = False
 
     def next_id(self) -> int:
         """An id for the record of a request that comes now; none is given twice."""
@@ -107,21 +100,63 @@ class Recorder:
                 self.attributor.drop(turn.request_id)
             self._keep(turn, {})
             return
-        self._metrics.count_healed(one.what for one in turn.begun.plan.healed)
-        task = asyncio.create_task(self._complete(turn, turn.begun), name="stillframe-record")
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
+        if turn.begun.plan.healed:
+            self._metrics.count_healed(one.what for one in turn.begun.plan.healed)
+        self._ended.append((turn, turn.begun))
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._go_on)
+
+    def count(self) -> None:
+        """Count what others have counted since the last call: records that were lost, and the engine's KV cache."""
+        if self.writer is not None:
+            self._metrics.count_dropped_records(self.writer.stats().dropped)
+        if self.attributor is not None and self.attributor.mirror is not None:
+            self._metrics.count_kv(self.attributor.mirror.counts())
 
     async def close(self) -> None:
         """Keep what is waited for. Called before the writer and the exporter are closed."""
-        if self._late:
-            await asyncio.gather(*self._late, return_exceptions=True)
+        while self._ended or self._late:  # noqa: ASYNC110 - the last that is waited for is a moment
+            await asyncio.sleep(_LOOK_EVERY_SECONDS)
 
-    async def _complete(self, turn: Ended, begun: Begun) -> None:
-        """What the engine tells late. The next turn of this conversation is completed after this one began to be."""
-        found = _planned(begun, turn.before)
+    def _go_on(self) -> None:
+        """Make the records of some turns that have ended; those of which all is known are kept."""
+        loop, self._next = asyncio.get_running_loop(), None
+        now = loop.time()
+        try:
+            for _ in range(min(_AT_ONCE, len(self._ended))):
+                late = self._opened(*self._ended.popleft(), now)
+                if self._is_settled(late, now):
+                    self._complete(late)
+                else:
+                    self._late.append(late)
+        finally:
+            # Whatever became of this one.
+            if self._ended:
+                self._next = loop.call_soon(self._go_on)
+            if self._late and self._look is None:
+                self._look = loop.call_later(_LOOK_EVERY_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        """Keep the records of which all is known by now, or that are waited for no longer."""
+        loop, made = asyncio.get_running_loop(), 0
+        now = loop.time()
+        try:
+            for _ in range(len(self._late)):
+                late = self._late.popleft()
+                if made < _AT_ONCE and self._is_settled(late, now):
+                    made += 1
+                    self._complete(late)
+                else:
+                    self._late.append(late)
+        finally:
+            again = 0.0 if made == _AT_ONCE else _LOOK_EVERY_SECONDS
+            self._look = loop.call_later(again, self._look_again) if self._late else None
+
+    def _opened(self, turn: Ended, begun: Begun, now: float) -> _Late:
+        """In the order of their ends: a turn before the next one of its conversation."""
+        attributing = None
         if self.attributor is not None:
-            attribution = await self.attributor.end(
+            attributing = self.attributor.end(
                 turn.request_id,
                 begun.plan,
                 turn.usage,
@@ -129,112 +164,58 @@ class Recorder:
                 parent=begun.parent,
                 replied=turn.answered,
                 estimate=turn.estimate,
-                settle_seconds=_LATE_SECONDS,
             )
+        found = planned(begun, turn.before)
+        return _Late(turn, begun, found, attributing, now + _LATE_SECONDS, now + _LATE_ENCODER_SECONDS)
+
+    def _is_settled(self, late: _Late, now: float) -> bool:
+        if late.turn.outcome != "completed":
             # Of a turn that was not completed the engine did not come to say anything.
-            if turn.outcome == "completed":
-                found |= _attributed(attribution, turn, begun)
-        if self.has_encoder_events and found["images"] and turn.outcome == "completed":
-            # By now it is mostly there.
-            counts = await self._encoder_log.final(turn.request_id, _LATE_SECONDS / 4)
-            if counts is not None:
-                found |= {"encoder_runs": counts.runs, "encoder_hits": counts.hits}
+            return True
+        if late.attributing is not None and not late.attributing.is_settled and now < late.until:
+            return False
+        if not self.has_encoder_events or not late.planned["images"] or now >= late.encoder_until:
+            return True
+        return self._encoder_log.finished(late.turn.request_id) is not None
+
+    def _complete(self, late: _Late) -> None:
+        turn, found = late.turn, late.planned
+        if turn.outcome == "completed":
+            if late.attributing is not None:
+                found |= attributed(late.attributing.result(), turn, late.begun)
+            if found["images"] and self._are_unseen(late):
+                found["unseen_images"] = True
+                self._tell_unseen()
+            if found["images"]:
+                counts = self._encoder_log.finished(turn.request_id) if self.has_encoder_events else None
+                if counts is not None:
+                    found |= {"encoder_runs": counts.runs, "encoder_hits": counts.hits}
         self._keep(turn, found)
 
+    def _are_unseen(self, late: _Late) -> bool:
+        turn, measure = late.turn, self.measure
+        if measure is None or late.attributing is None or self.attributor is None:
+            return turn.usage.visual_tokens == 0
+        return are_unseen(
+            late.begun.plan,
+            late.attributing.before,
+            turn.usage,
+            lambda wire: measure(turn.model, wire),
+            self.attributor.template_extends,
+        )
+
+    def _tell_unseen(self) -> None:
+        if self._told_unseen:
+            return
+        self._told_unseen = True
+        _log.warning(
+            "engine: it counted fewer prompt tokens than the images of a request take, so it cannot have shown them "
+            "all to the model; see whether it reads their format (images.as_png rewrites one) and their place"
+        )
+
     def _keep(self, turn: Ended, found: Mapping[str, Any]) -> None:
-        record = _record(turn, self._prices.cost(turn.model, turn.usage), found)
+        record = record_of(turn, self._prices.cost(turn.model, turn.usage), found)
         self._metrics.count_attributed(record)
         if self.writer is not None:
             self.writer.put(record)
         self.exporter.put(record, turn.traceparent)
-
-
-def _record(turn: Ended, cost: float | None, found: Mapping[str, Any]) -> TurnRecord:
-    """The record of a turn, with what was found out about it."""
-    begun, usage = turn.begun, turn.usage
-    return TurnRecord(
-        id=turn.id,
-        request_id=turn.request_id,
-        tenant=turn.tenant.name,
-        conversation="" if begun is None else begun.conversation,
-        number=0 if begun is None else begun.number,
-        model=turn.model,
-        policy=turn.policy,
-        policy_version=turn.policy_version,
-        stream=turn.stream,
-        outcome=turn.outcome,
-        visual_tokens=usage.visual_tokens,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        read_tokens=usage.read_tokens,
-        write_tokens=usage.write_tokens,
-        uncached_tokens=usage.uncached_tokens,
-        write_derived=usage.write_derived,
-        first_token_seconds=turn.first_token_seconds,
-        total_seconds=turn.total_seconds,
-        cost=cost,
-        **found,
-    )
-
-
-def _planned(begun: Begun, before: Sequence[SentMessage]) -> dict[str, Any]:
-    """What the plan says of a record, its own break as the cause."""
-    plan = begun.plan
-    counts: dict[str, int] = {}
-    for image in (*_images(plan.sent), *(part for part in plan.tail if isinstance(part, ImagePart))):
-        counts[image.ref.image_id] = counts.get(image.ref.image_id, 0) + 1
-    broken = plan.breaks[0] if plan.breaks else None
-    # Without a break all that was sent before is replayed.
-    known = {image.ref.image_id for image in _images(plan.sent[: plan.replayed] if broken is None else before)}
-    found: dict[str, Any] = {
-        "text_only": not counts,
-        "images": sum(counts.values()),
-        "unique_images": len(counts),
-        "new_images": len(counts.keys() - known),
-        "epoch": plan.epoch,
-        "image_ids": tuple(counts),
-        "image_counts": tuple(counts.values()),
-    }
-    if broken is not None:
-        kept = {image.ref.image_id for image in _images(plan.sent)}
-        found |= {
-            "break_message": broken.message,
-            "break_part": broken.part,
-            "cause": broken.cause,
-            "actor": broken.actor,
-            "image_eviction": broken.actor == "policy" and bool(known - kept),
-            "summary": broken.cause == "summary",
-        }
-    return found
-
-
-def _attributed(found: Attribution, turn: Ended, begun: Begun) -> dict[str, Any]:
-    return {
-        "expected_read": found.expected_read,
-        "lost_tokens": found.lost_tokens,
-        "cause": found.cause,
-        "actor": found.actor,
-        "break_token": found.break_token,
-        "evicted_image": _image_called(found.evicted_image, turn, begun),
-    }
-
-
-def _image_called(uuid: str | None, turn: Ended, begun: Begun) -> str | None:
-    """The image that the engine knows by this name, of those that were sent now or before."""
-    if uuid is None:
-        return None
-    for image in _images((*begun.plan.sent, *turn.before)):
-        if turn.tenant.image_uuid(image.ref.image_id) == uuid:
-            return image.ref.image_id
-    return None
-
-
-def _images(sent: Iterable[SentMessage]) -> list[ImagePart]:
-    # Most messages are text; a string is the quickest to tell.
-    return [
-        part
-        for one in sent
-        if isinstance(parts := one.wire.get("content"), list)
-        for part in parts  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(part, ImagePart)
-    ]

@@ -11,32 +11,40 @@ from metrics.records.schema import ACTORS, CAUSES, COLUMNS, NAMED, OUTCOMES
 
 _IMAGE_BYTES = 32
 _MOST_COUNT = 255
-_CODES: dict[str, dict[Any, int]] = {
+# The numbers that stand for words.
+CODES: dict[str, dict[Any, int]] = {
     "outcome": {word: at for at, word in enumerate(OUTCOMES)},
     "cause": {word: at for at, word in enumerate(CAUSES)},
     "actor": {word: at for at, word in enumerate(ACTORS)},
 }
-_BOOLEANS = ("stream", "text_only", "write_derived", "image_eviction", "summary")
+_OUTCOME, _CAUSE, _ACTOR = CODES["outcome"], CODES["cause"], CODES["actor"]
+_BOOLEANS = ("stream", "text_only", "write_derived", "image_eviction", "summary", "unseen_images")
 # About what a record takes with its part of the sums, in bytes; and more for each of its images.
 _RECORD_BYTES = 320
 _RECORD_IMAGE_BYTES = 45
 
-_PLACES = {name: at + 1 for at, name in enumerate(COLUMNS)}
 
+def row_of(record: TurnRecord, tenant: int, conversation: int | None, model: int, policy: int) -> tuple[Any, ...]:
+    """A record as a row of its table: its id, then `COLUMNS`.
 
-def row_of(record: TurnRecord) -> tuple[Any, ...]:
-    """A record as a row of words: its id, then `COLUMNS`, with names where the table has their numbers."""
+    Args:
+        record: what is kept.
+        tenant, model, policy: the numbers of their names.
+        conversation: the number of its row; None where it has none.
+    """
+    cause, actor, evicted = record.cause, record.actor, record.evicted_image
+    images = record.image_ids
     return (
         record.id,
         record.request_id,
-        record.tenant,
-        record.conversation,
+        tenant,
+        conversation,
         record.number,
-        record.model,
-        record.policy,
+        model,
+        policy,
         record.policy_version,
         int(record.stream),
-        _CODES["outcome"][record.outcome],
+        _OUTCOME[record.outcome],
         int(record.text_only),
         record.images,
         record.unique_images,
@@ -56,25 +64,21 @@ def row_of(record: TurnRecord) -> tuple[Any, ...]:
         record.break_message,
         record.break_part,
         record.break_token,
-        None if record.cause is None else _CODES["cause"][record.cause],
-        None if record.actor is None else _CODES["actor"][record.actor],
-        None if record.evicted_image is None else bytes.fromhex(record.evicted_image),
+        None if cause is None else _CAUSE[cause],
+        None if actor is None else _ACTOR[actor],
+        None if evicted is None else bytes.fromhex(evicted),
         int(record.image_eviction),
         int(record.summary),
         record.epoch,
         record.first_token_seconds,
         record.total_seconds,
         record.cost,
-        b"".join(map(bytes.fromhex, record.image_ids)),
-        bytes(min(count, _MOST_COUNT) for count in _counts(record)),
+        bytes.fromhex("".join(images)) if images else b"",
+        bytes(min(count, _MOST_COUNT) for count in counts_of(record)) if images else b"",
+        record.evicted_conversation,
+        record.evicted_tokens,
+        int(record.unseen_images),
     )
-
-
-def images_of(record: TurnRecord) -> list[tuple[int, bytes, int]]:
-    """A row for each unique image: record, image, how often it was sent."""
-    return [
-        (record.id, bytes.fromhex(image), count) for image, count in zip(record.image_ids, _counts(record), strict=True)
-    ]
 
 
 def size_of(record: TurnRecord) -> int:
@@ -120,6 +124,6 @@ def read(connection: sqlite3.Connection, rest: str, parameters: Sequence[Any]) -
     return [record_of(row) for row in connection.execute(SELECT + rest, tuple(parameters))]
 
 
-def _counts(record: TurnRecord) -> Sequence[int]:
+def counts_of(record: TurnRecord) -> Sequence[int]:
     """How often each unique image was sent; once, where that was not counted."""
     return record.image_counts or (1,) * len(record.image_ids)

@@ -15,10 +15,10 @@ from typing import get_args
 
 from context.errors import ConfigError
 from context.plan import Actor, Cause
-from metrics.records.buckets import BUCKETS
+from metrics.records.buckets import BUCKETS, TIMES
 from metrics.records.record import Outcome
 
-VERSION = 1
+VERSION = 2
 NANOSECONDS = 1_000_000_000
 HOUR = 3600 * NANOSECONDS
 DAY = 24 * HOUR
@@ -86,7 +86,12 @@ COLUMNS: dict[str, str] = {
     "cost": "REAL",
     "image_ids": "BLOB+",
     "image_counts": "BLOB+",
+    "evicted_conversation": "TEXT",
+    "evicted_tokens": "INTEGER",
+    "unseen_images": "INTEGER+",
 }
+# What the version before did not have, each with what stands there in its records.
+_ADDED = {"evicted_conversation": "NULL", "evicted_tokens": "NULL", "unseen_images": "0"}
 NAMED = ("tenant", "model", "policy")
 
 _REPORTED = "r.read_tokens IS NOT NULL AND r.prompt_tokens IS NOT NULL"
@@ -111,6 +116,8 @@ VALUES: dict[str, str] = {
     "images": BUCKETS["images"].sql("r.images"),
     "visual_tokens": BUCKETS["visual_tokens"].sql("r.visual_tokens"),
     "read_share": f"CASE WHEN {_REPORTED} THEN {_SHARE} ELSE -1 END",
+    "first_token": TIMES.sql("r.first_token_seconds", 1000),
+    "total": TIMES.sql("r.total_seconds", 1000),
 }
 NUMBERS = {name: at for at, name in enumerate(VALUES)}
 KEYS = ("split", "period", "value", *NAMED)
@@ -214,27 +221,42 @@ def has_records(connection: sqlite3.Connection) -> bool:
     Raises:
         ConfigError: it has those of another version.
     """
-    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'records_schema'"
-    if connection.execute(query).fetchone() is None:
-        return False
-    version = connection.execute("SELECT version FROM records_schema").fetchone()
-    if version is None or version[0] != VERSION:
+    version = _version(connection)
+    if version == VERSION - 1:
+        raise ConfigError("ledger.db", "", "its records are of an older version; start the gateway once to renew them")
+    if version not in (None, VERSION):
         reason = "its records were written by another version of Stillframe; use that one, or name another data_dir"
         raise ConfigError("ledger.db", "", reason)
-    return True
+    return version is not None
+
+
+def _version(connection: sqlite3.Connection) -> int | None:
+    """None where there are no tables."""
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'records_schema'"
+    if connection.execute(query).fetchone() is None:
+        return None
+    version = connection.execute("SELECT version FROM records_schema").fetchone()
+    return -1 if version is None else version[0]
 
 
 def make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables in a file that is the ledger's already; nothing where they are there.
+    """Make the tables in a file that is the ledger's already, or bring them up from the version before; nothing where
+    they are there.
 
     Raises:
         ConfigError: they are there in another version.
     """
-    if has_records(connection):
+    if _version(connection) == VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if not has_records(connection):
+        version = _version(connection)
+        if version == VERSION - 1:
+            for name, old in _ADDED.items():
+                kind = COLUMNS[name].replace("+", f" NOT NULL DEFAULT {old}")
+                connection.execute(f"ALTER TABLE records ADD COLUMN {name} {kind}")
+            connection.execute(f"UPDATE records_schema SET version = {VERSION}")
+        elif not has_records(connection):
             for statement in _tables():
                 connection.execute(statement)
         connection.execute("COMMIT")

@@ -8,22 +8,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from context.store.turn_file import connect, identity, insert, prepare, touch, translated
+from context.store.turn_file import connect, identity, prepare, touch, translated
 from context.store.turn_rows import TurnStoreError
+from metrics.records.batch import write_batch
 from metrics.records.record import TurnRecord
-from metrics.records.rows import images_of, row_of, size_of, size_sql
-from metrics.records.schema import (
-    COLUMNS,
-    CONVERSATION_SUMS,
-    DAY,
-    HOUR,
-    KEYS,
-    NAMED,
-    NUMBERS,
-    SUMS,
-    VALUES,
-    make_tables,
-)
+from metrics.records.rows import size_sql
+from metrics.records.schema import DAY, HOUR, NAMED, NUMBERS, make_tables
 
 # So many go in one transaction: other writers wait so long.
 _BATCH = 512
@@ -62,8 +52,6 @@ class RecordStore:
             undo.callback(self._connection.close)
             prepare(self._connection, path, busy_seconds)
             make_tables(self._connection)
-            for statement in _BATCH_TABLES:
-                self._connection.execute(statement)
             undo.pop_all()
 
     def write(self, records: Sequence[TurnRecord]) -> None:
@@ -74,19 +62,8 @@ class RecordStore:
         """
         for at in range(0, len(records), _BATCH):
             some = records[at : at + _BATCH]
-            rows, images = [row_of(one) for one in some], [row for one in some for row in images_of(one)]
-            size = {one.id: size_of(one) for one in some}
             with self._transaction() as connection:
-                # Of two with one id the second is none.
-                insert(connection, "INSERT OR IGNORE INTO temp.record_batch", rows)
-                insert(connection, "INSERT OR IGNORE INTO temp.image_batch", images)
-                connection.execute("DELETE FROM temp.record_batch WHERE id IN (SELECT id FROM records)")
-                for statement in _WRITE:
-                    connection.execute(statement)
-                new: list[tuple[int]] = connection.execute("SELECT id FROM temp.record_batch").fetchall()
-                connection.execute("UPDATE records_schema SET bytes = bytes + ?", (sum(size[id] for (id,) in new),))
-                for table in _EMPTIED:
-                    connection.execute(f"DELETE FROM temp.{table}")
+                write_batch(connection, some)
 
     def used_bytes(self) -> int:
         """What the records take in the file, by estimate."""
@@ -162,91 +139,3 @@ class RecordStore:
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
-
-
-# The batch under the name by which the expressions of the sums call a record.
-_BATCH_NAMED = "temp.record_batch r " + " ".join(
-    f"JOIN record_names {name}_name ON {name}_name.name = r.{name}" for name in NAMED
-)
-
-
-def _upsert(table: str, columns: Sequence[str], keys: Sequence[str], changes: Sequence[str], select: str) -> str:
-    targets, updates = ", ".join(keys), ", ".join(changes)
-    return f"INSERT INTO {table} ({', '.join(columns)}) {select} ON CONFLICT ({targets}) DO UPDATE SET {updates}"
-
-
-def _added(names: Sequence[str]) -> list[str]:
-    return [f"{name} = {name} + excluded.{name}" for name in names]
-
-
-_SPAN = [
-    "first_record = min(first_record, excluded.first_record)",
-    "last_record = max(last_record, excluded.last_record)",
-]
-
-
-def _write_conversations() -> str:
-    keys = ["tenant", "name", "model", "policy"]
-    sums = ", ".join(f"sum({SUMS[name]})" for name in CONVERSATION_SUMS)
-    select = (
-        "SELECT tenant_name.id, r.conversation, model_name.id, policy_name.id, min(r.id), max(r.id), max(r.number), "
-        f"{sums} FROM {_BATCH_NAMED} WHERE r.conversation <> '' GROUP BY 1, 2, 3, 4"
-    )
-    columns = [*keys, "first_record", "last_record", "turns", *CONVERSATION_SUMS]
-    changes = [*_SPAN, "turns = max(turns, excluded.turns)", *_added(CONVERSATION_SUMS)]
-    return _upsert("record_conversations", columns, keys, changes, select)
-
-
-def _sum_up() -> str:
-    """The batch's sums by hour for each split, into a table of their own."""
-    values = " ".join(f"WHEN {NUMBERS[name]} THEN v_{name}" for name in VALUES)
-    return (
-        f"INSERT INTO temp.rollup_batch SELECT s.column1, hour, CASE s.column1 {values} END, {', '.join(NAMED)}, "
-        f"{', '.join(f'sum({name})' for name in SUMS)} FROM temp.fact_batch "
-        f"CROSS JOIN (VALUES {', '.join(f'({number})' for number in NUMBERS.values())}) s GROUP BY 1, 2, 3, 4, 5, 6"
-    )
-
-
-def _add_rollups(table: str, period: str) -> str:
-    keys = ", ".join(period if name == "period" else name for name in KEYS)
-    places = ", ".join(str(at + 1) for at in range(len(KEYS)))
-    select = (
-        f"SELECT {keys}, {', '.join(f'sum({name})' for name in SUMS)} FROM temp.rollup_batch "
-        f"WHERE true GROUP BY {places}"
-    )
-    return _upsert(table, [*KEYS, *SUMS], KEYS, _added(tuple(SUMS)), select)
-
-
-_BATCH_TABLES = (
-    f"CREATE TEMP TABLE record_batch (id INTEGER PRIMARY KEY, {', '.join(COLUMNS)})",
-    "CREATE TEMP TABLE image_batch (record INTEGER, image BLOB, count INTEGER, PRIMARY KEY (record, image)) "
-    "WITHOUT ROWID",
-    f"CREATE TEMP TABLE fact_batch (hour, {', '.join(NAMED)}, {', '.join(f'v_{name}' for name in VALUES)}, "
-    f"{', '.join(SUMS)})",
-    f"CREATE TEMP TABLE rollup_batch ({', '.join(KEYS)}, {', '.join(SUMS)})",
-)
-_EMPTIED = ("record_batch", "image_batch", "fact_batch", "rollup_batch")
-_WRITE = (
-    "INSERT OR IGNORE INTO record_names (name) "
-    + " UNION ".join(f"SELECT {name} FROM temp.record_batch" for name in NAMED),
-    _write_conversations(),
-    f"INSERT INTO records (id, {', '.join(COLUMNS)}) SELECT r.id, "
-    + ", ".join("c.id" if n == "conversation" else f"{n}_name.id" if n in NAMED else f"r.{n}" for n in COLUMNS)
-    + f" FROM {_BATCH_NAMED} LEFT JOIN record_conversations c ON c.tenant = tenant_name.id "
-    "AND c.name = r.conversation AND c.model = model_name.id AND c.policy = policy_name.id",
-    f"INSERT INTO temp.fact_batch SELECT r.id / {HOUR}, {', '.join(f'r.{name}' for name in NAMED)}, "
-    f"{', '.join(VALUES.values())}, {', '.join(SUMS.values())} FROM records r "
-    "WHERE r.id IN (SELECT id FROM temp.record_batch)",
-    _sum_up(),
-    _add_rollups("rollups", "period"),
-    _add_rollups("rollups_by_day", f"period / {DAY // HOUR}"),
-    _upsert(
-        "record_images",
-        ["tenant", "image", "conversation", "first_record", "last_record", "turns", "occurrences"],
-        ["tenant", "image", "conversation"],
-        [*_SPAN, *_added(["turns", "occurrences"])],
-        "SELECT r.tenant, i.image, r.conversation, min(r.id), max(r.id), count(*), sum(i.count) "
-        "FROM temp.image_batch i JOIN temp.record_batch b ON b.id = i.record JOIN records r ON r.id = b.id "
-        "WHERE r.conversation IS NOT NULL GROUP BY 1, 2, 3",
-    ),
-)

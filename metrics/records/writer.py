@@ -126,8 +126,8 @@ class RecordWriter:
                     await self._wake.wait()
             self._wake.clear()
             async with self._one_writes:
-                await self._write(self._taken())
-                await self._prune()
+                if await self._write(self._taken()):
+                    await self._prune()
             self._tell_dropped()
 
     def _taken(self) -> list[TurnRecord]:

@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from metrics.records import queries
-from metrics.records.figures import Bin, CauseTotals, Group, ShareBin, Split, Totals
+from metrics.records.figures import Bin, CauseTotals, Evicted, Group, Latency, ShareBin, Split, Totals
+from metrics.records.latency import latencies
+from metrics.records.prices import Prices
 from metrics.records.queries import Filter, Records
+from metrics.records.schema import NAMED
 from metrics.report.compare import PolicyFigures, compare
 
 # Lengths of bins, so that there are about as many as a plot has room for.
@@ -32,6 +35,10 @@ class Report:
         causes: why tokens were not read, those of the most lost tokens first.
         splits: what was asked for beside these, by its name; `model,policy` are two at once.
         policies: how policies differ; empty unless they were asked for.
+        latency: percentiles of all turns; then by each tenant, model or policy that was asked for.
+        evicted: whose KV blocks the engine evicted that were paid for again.
+        saved, wasted: by the price table of now, how much less what was read cost than to compute it, and how much more
+            what was lost cost than to read it; None without prices.
         bin_seconds, over_time: sums over time.
     """
 
@@ -44,12 +51,20 @@ class Report:
     causes: Sequence[CauseTotals]
     splits: Mapping[str, Sequence[Group]] = field(default_factory=dict[str, Sequence[Group]])
     policies: Sequence[PolicyFigures] = ()
+    latency: Mapping[str, Sequence[Latency]] = field(default_factory=dict[str, Sequence[Latency]])
+    evicted: Sequence[Evicted] = ()
+    saved: float | None = None
+    wasted: float | None = None
     bin_seconds: int = 86_400
     over_time: Sequence[Bin] = ()
 
 
 def make_report(
-    records: Records, of: Filter, splits: Sequence[Sequence[Split]] = (), baseline: str | None = None
+    records: Records,
+    of: Filter,
+    splits: Sequence[Sequence[Split]] = (),
+    baseline: str | None = None,
+    prices: Prices | None = None,
 ) -> Report:
     """Ask the records for a report.
 
@@ -58,11 +73,14 @@ def make_report(
         of: which turns.
         splits: tables to add, each by one or more splits at once.
         baseline: the policy that others are compared with.
+        prices: what tokens cost.
     """
     span = queries.span(records)
     bin_seconds = _bin_seconds(of, span)
     asked = {",".join(split): queries.by(records, split, of) for split in splits}
     has_policy = any("policy" in split for split in splits)
+    named: list[Split] = list(dict.fromkeys(split[0] for split in splits if len(split) == 1 and split[0] in NAMED))
+    saved, wasted = _worth(queries.by(records, ["model"], of), prices or Prices())
     return Report(
         of=of,
         span=span,
@@ -73,9 +91,23 @@ def make_report(
         causes=queries.causes(records, of),
         splits=asked,
         policies=compare(queries.heaps_of_conversations(records, of), baseline) if has_policy else (),
+        latency={"": latencies(records, of)} | {split: latencies(records, of, split) for split in named},
+        evicted=queries.evicted(records, of),
+        saved=saved,
+        wasted=wasted,
         bin_seconds=bin_seconds,
         over_time=queries.over_time(records, bin_seconds, of),
     )
+
+
+def _worth(models: Sequence[Group], prices: Prices) -> tuple[float | None, float | None]:
+    """What reading saved, and what was lost cost, by the prices of the models that have one."""
+    differences = [(group.totals, prices.of_reading(group.values[0])) for group in models]
+    known = [(totals, difference) for totals, difference in differences if difference is not None]
+    if not known:
+        return None, None
+    saved = sum(totals.read_tokens * difference for totals, difference in known)
+    return saved, sum(totals.lost_tokens * difference for totals, difference in known)
 
 
 def _bin_seconds(of: Filter, span: tuple[float, float] | None) -> int:
@@ -101,6 +133,10 @@ def as_json(report: Report) -> dict[str, Any]:
         "causes": [asdict(one) for one in report.causes],
         "splits": {name: [_row(name.split(","), group) for group in groups] for name, groups in report.splits.items()},
         "policies": [asdict(one) for one in report.policies],
+        "latency": {name or "all": [asdict(one) for one in rows] for name, rows in report.latency.items()},
+        "evicted": [asdict(one) for one in report.evicted],
+        "saved": report.saved,
+        "wasted": report.wasted,
         "bin_seconds": report.bin_seconds,
         "over_time": [{"start": one.start, **figures(one.totals)} for one in report.over_time],
     }

@@ -10,6 +10,8 @@ from html import escape
 _WIDTH, _HEIGHT = 720, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 8, 10, 34
 _MOST_LABELS = 14
+# Room for a character of a label, and a little more than half of it to the next.
+_LABEL = 9.5
 _ROW = 26
 _WIDEST = 90
 
@@ -41,7 +43,7 @@ def stacked_bars(label: str, places: Sequence[str], series: Sequence[Series], un
                     f'height="{low - high:.1f}"><title>{tip}</title></rect>'
                 )
             floor += one.values[at]
-    every = math.ceil(len(places) / _MOST_LABELS)
+    every = max(1, math.ceil(_LABEL * max(map(len, places), default=1) / width), math.ceil(len(places) / _MOST_LABELS))
     for at in range(0, len(places), every):
         x = _LEFT + (at + 0.5) * width
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{escape(places[at])}</text>')

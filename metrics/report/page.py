@@ -11,26 +11,29 @@ from metrics.report.base import Report
 from metrics.report.charts import Series, bars, intervals, stacked_bars
 from metrics.report.tables import (
     NAMES,
+    cut,
     interval,
     moment,
     money,
     percent,
     seconds,
     share_label,
+    times,
     told,
 )
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f23; --soft: #565d66; --paper: #fff; --line: #d8dce1; --panel: #f5f6f8;
-  --read: #1d8277; --write: #d9a520; --uncached: #c8553d; --plain: #3f6fb0; }
+  --read: #3a74d8; --write: #efb02e; --uncached: #a8261d; --plain: #56606d; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --soft: #a6adb6; --paper: #15181c; --line: #363b42;
-  --panel: #1e2228; --read: #3fb5a7; --write: #e9c46a; --uncached: #ee8468; --plain: #7ea8e0; } }
+  --panel: #1e2228; --read: #5a93f2; --write: #f2c04d; --uncached: #e2584b; --plain: #a4aebb; } }
 body { margin: 0 auto; max-width: 60rem; padding: 1.5rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 p { margin: .3rem 0; } .soft { color: var(--soft); }
-.cards { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; padding: 0; list-style: none; }
-.cards li { flex: 1 1 9rem; background: var(--panel); border: 1px solid var(--line); border-radius: .5rem;
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); gap: .75rem; margin: 1rem 0;
+  padding: 0; list-style: none; }
+.cards li { background: var(--panel); border: 1px solid var(--line); border-radius: .5rem;
   padding: .6rem .8rem; }
 .cards b { display: block; font-size: 1.35rem; } .cards span { color: var(--soft); font-size: .85rem; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 12px; }
@@ -83,11 +86,11 @@ def _scope(report: Report) -> str:
 def _sections(report: Report) -> list[str]:
     totals = report.totals
     made = [_cards(totals)]
-    times = [moment(one.start)[:-4] for one in report.over_time]
+    moments = [moment(one.start)[:-4] for one in report.over_time]
     ticks = [_tick(one.start, report.bin_seconds) for one in report.over_time]
     chart = _stacked("Prompt tokens over time", ticks, [one.totals for one in report.over_time])
     made.append(
-        _section("Over time (UTC)", chart + _totals_table("from", times, [one.totals for one in report.over_time]))
+        _section("Over time (UTC)", chart + _totals_table("from", moments, [one.totals for one in report.over_time]))
     )
     turns = [group.values[0] for group in report.by_turn]
     chart = _stacked(
@@ -96,6 +99,7 @@ def _sections(report: Report) -> list[str]:
     made.append(_section("By turn, mean of a request", chart + _groups_table(["turn"], report.by_turn)))
     made.append(_shares(report))
     made.append(_causes(report))
+    made += _evicted(report) + _latency(report)
     made.append(
         _section(
             "With and without image eviction by the policy", _groups_table(["images"], report.by_eviction, is_open=True)
@@ -143,6 +147,36 @@ def _causes(report: Report) -> str:
         [[one.cause, one.actor or "?", f"{one.requests:,}", f"{one.lost_tokens:,}"] for one in report.causes],
     )
     return _section(label, bars(label, rows, "uncached") + table)
+
+
+def _evicted(report: Report) -> list[str]:
+    if not report.evicted:
+        return []
+    heads = ["blocks of", "image", "paid by", "last at turn", "turns", "lost tokens"]
+    rows = [
+        [
+            one.conversation or "?",
+            cut(one.image_id or "text"),
+            "itself" if one.paid_by == one.conversation else one.paid_by,
+            str(one.paid_turn),
+            f"{one.turns:,}",
+            f"{one.lost_tokens:,}",
+        ]
+        for one in report.evicted
+    ]
+    title = "Evicted by the engine and computed again, the most lost tokens first"
+    return [_section(title, _table(heads, rows, is_open=True, named=2))]
+
+
+def _latency(report: Report) -> list[str]:
+    made: list[str] = []
+    for split, found in report.latency.items():
+        heads = [*([split] if split else []), "first p50", "p90", "p99", "total p50", "p90", "p99"]
+        rows = [[*one.values, *times(one)] for one in found]
+        if rows:
+            title = f"Latency by {split}" if split else "Latency"
+            made.append(_section(title, _table(heads, rows, is_open=True, named=len(found[0].values))))
+    return made
 
 
 def _policies(report: Report) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rich import box
 from rich.table import Table
 
-from metrics.records.figures import CauseTotals, Group, ShareBin
+from metrics.records.figures import CauseTotals, Evicted, Group, Latency, ShareBin
 from metrics.report.base import Report
 from metrics.report.compare import Interval, PolicyFigures
 
@@ -20,6 +20,8 @@ NAMES = {
     "eviction": "image eviction by the policy",
 }
 _BAR = 24
+_MOST_EVICTED = 10
+_SHOWN_CHARACTERS = 14
 
 
 def told(report: Report) -> list[str]:
@@ -54,6 +56,11 @@ def told(report: Report) -> list[str]:
     )
     if totals.cost is not None:
         lines.append(f"Cost {money(totals.cost)} for {totals.priced:,} requests that have a price.")
+    if report.saved is not None and report.wasted is not None:
+        lines.append(
+            f"At today's prices reading saved {money(report.saved)}; had the lost tokens been read, it had been "
+            f"{money(report.wasted)} more."
+        )
     return lines
 
 
@@ -65,6 +72,11 @@ def tables(report: Report) -> Iterator[Table]:
     yield groups_table("By turn of the conversation", ["turn"], report.by_turn)
     yield groups_table("With and without image eviction by the policy", ["images"], report.by_eviction)
     yield causes_table(report.causes)
+    if report.evicted:
+        yield evicted_table(report.evicted)
+    for split, rows in report.latency.items():
+        if rows:
+            yield latency_table(split, rows)
     for name, groups in report.splits.items():
         heads = [NAMES.get(split, split) for split in name.split(",")]
         yield groups_table(f"By {' and '.join(heads)}", heads, groups)
@@ -121,6 +133,48 @@ def causes_table(causes: Sequence[CauseTotals]) -> Table:
     if not causes:
         shown.add_row("none", "", "", "", "")
     return shown
+
+
+def evicted_table(evicted: Sequence[Evicted]) -> Table:
+    """Whose blocks the engine evicted, and who paid."""
+    shown = _table("Evicted by the engine and computed again, the most lost tokens first")
+    shown.caption = "Long names are cut; --json has them whole."
+    for name in ("blocks of", "image", "paid by", "last at turn"):
+        shown.add_column(name, no_wrap=True)
+    for name in ("turns", "lost tokens"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for one in evicted[:_MOST_EVICTED]:
+        whose, image = cut(one.conversation or "?"), cut(one.image_id or "text")
+        payer = "itself" if one.paid_by == one.conversation else cut(one.paid_by)
+        shown.add_row(whose, image, payer, str(one.paid_turn), f"{one.turns:,}", f"{one.lost_tokens:,}")
+    return shown
+
+
+def latency_table(split: str, rows: Sequence[Latency]) -> Table:
+    """Percentiles of times."""
+    shown = _table(f"Latency by {split}" if split else "Latency")
+    shown.caption = "Half, 90% and 99% of the requests took no longer."
+    if split:
+        shown.add_column(split, overflow="fold")
+    for name in ("first p50", "p90", "p99", "total p50", "p90", "p99"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for one in rows:
+        shown.add_row(*one.values, *times(one))
+    return shown
+
+
+def times(one: Latency) -> list[str]:
+    """Percentiles in words: of the first token, then of all."""
+    return [
+        "?" if found is None else seconds(value)
+        for found in (one.first_token, one.total)
+        for value in ((found.p50, found.p90, found.p99) if found else (None,) * 3)
+    ]
+
+
+def cut(name: str) -> str:
+    """The beginning of a name or an id."""
+    return name if len(name) <= _SHOWN_CHARACTERS else name[: _SHOWN_CHARACTERS - 1] + "…"
 
 
 def policies_table(policies: Sequence[PolicyFigures]) -> Table:

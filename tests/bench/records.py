@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from metrics.records import queries
+from metrics.records.latency import latencies
 from metrics.records.queries import Filter, Records, open_records
 from metrics.records.record import TurnRecord
 from metrics.records.schema import NANOSECONDS
 from metrics.records.store import RecordStore
 from metrics.records.writer import RecordWriter
+from metrics.report.base import make_report
 
 _DAYS = 30
 _END = 1_790_000_000
@@ -98,6 +100,7 @@ def conversation(
             cause=cast("Any", cause),
             actor=cast("Any", actor),
             evicted_image=shown[0] if cause == "engine_eviction" and shown else None,
+            evicted_conversation=name if cause == "engine_eviction" else None,
             image_eviction=policy != "stable" and rng.random() < 0.05,
             first_token_seconds=rng.random(),
             total_seconds=1 + rng.random(),
@@ -150,6 +153,10 @@ def ask(path: Path) -> dict[str, float]:
             "images_of_a_tenant": lambda r: queries.images(r, one),
             "turns_of_image": lambda r: queries.turns_of_image(r, image.tenant, image.image_id),
             "evictions": queries.evictions,
+            "evicted": queries.evicted,
+            "latency": lambda r: latencies(r, Filter()),
+            "latency_of_a_week_by_policy": lambda r: latencies(r, week, "policy"),
+            "report_by_policy": lambda r: make_report(r, Filter(), [["policy"]]),
             "latest": queries.latest,
             "heaps_of_conversations": queries.heaps_of_conversations,
             "names": lambda r: queries.names(r, "tenant"),

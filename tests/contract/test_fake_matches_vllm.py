@@ -35,6 +35,8 @@ VLLM_OPTIONS: dict[str, Any] = {
     "limit-mm-per-prompt": {"image": MAX_IMAGES, "video": 0},
     "enable-auto-tool-choice": True,
     "tool-call-parser": "hermes",
+    # So that a test can have a template that does not extend.
+    "trust-request-chat-template": True,
 }
 
 

@@ -22,6 +22,7 @@ from metrics.kv_mirror import KvMirror, Owner
 from metrics.usage import Usage, read_usage
 from tests.contract.cases import data_url, words
 from tests.contract.differential import BLOCK_TOKENS, NUM_BLOCKS
+from tests.contract.vllm_attribution import settled
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -59,10 +60,8 @@ class Rig:
         history.append(message)
         begun = await self.conversations.accept(begun, message)
         assert begun.turn is not None
-        found = await self.attributor.end(
-            request_id, begun.plan, usage, turn=begun.turn.id, parent=parent, replied=True, settle_seconds=20
-        )
-        return found, usage
+        ended = self.attributor.end(request_id, begun.plan, usage, turn=begun.turn.id, parent=parent, replied=True)
+        return await settled(ended), usage
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -75,10 +75,10 @@ def wait_for(what: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.1)
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
-    data = tmp_path_factory.mktemp("data")
-    environment = os.environ | {"STILLFRAME_DATA_DIR": str(data), "STILLFRAME_ENGINE__KV_CACHE_GIB": "1"}
+def served_by(data: Path, **settings: str) -> Generator[Served]:
+    """A gateway with the real engine and settings of its own, given without their prefix."""
+    given = {f"STILLFRAME_{key}": value for key, value in settings.items()}
+    environment = os.environ | {"STILLFRAME_DATA_DIR": str(data), "STILLFRAME_ENGINE__KV_CACHE_GIB": "1"} | given
     log = (data / "log").open("w")
     process = subprocess.Popen(
         [sys.executable, "-m", "app.cli", "serve", "--port", "0"],
@@ -97,6 +97,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
         process.kill()
         process.communicate()
         log.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    yield from served_by(tmp_path_factory.mktemp("data"))
 
 
 def picture(text: str) -> str:

@@ -112,6 +112,8 @@ def test_the_dashboard_and_the_alerts_show_most_of_the_catalogue() -> None:
         "stillframe_derived_write_tokens",
         "stillframe_image_fetches",
         "stillframe_asyncio_tasks",
+        # Its tokens are shown.
+        "stillframe_kv_resident_blocks",
     }
 
 

@@ -38,22 +38,25 @@ def test_what_was_healed_is_listed_and_the_list_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("header", "body", "name"),
     [
-        ("mine", {"prompt_cache_key": "other"}, "mine"),
-        (None, {"prompt_cache_key": "key"}, "key"),
-        (None, {"metadata": {"conversation_id": "m"}}, "m"),
-        (None, {"metadata": {"conversation_id": 7}, "prompt_cache_key": ["x"]}, None),
-        (None, {"metadata": "text"}, None),
-        ("", {}, None),
+        ("mine", {"prompt_cache_key": "other"}, ("mine", False)),
+        (None, {"prompt_cache_key": "key"}, ("key", True)),
+        (None, {"metadata": {"conversation_id": "m"}}, ("m", False)),
+        (None, {"metadata": {"conversation_id": "m"}, "prompt_cache_key": "key"}, ("m", False)),
+        (None, {"metadata": {"conversation_id": 7}, "prompt_cache_key": ["x"]}, (None, False)),
+        (None, {"metadata": "text"}, (None, False)),
+        ("", {}, (None, False)),
     ],
 )
-def test_a_client_may_name_its_conversation(header: str | None, body: dict[str, object], name: str | None) -> None:
+def test_a_client_may_name_its_conversation(
+    header: str | None, body: dict[str, object], name: tuple[str | None, bool]
+) -> None:
     assert client_conversation(header, body) == name
 
 
 @pytest.mark.parametrize("name", ["two words", "größe", "a\r\nset-cookie: x", "x" * 200, "\ud83d"])
 def test_a_name_that_cannot_stand_in_a_header_gets_a_digest(name: str) -> None:
-    found = client_conversation(None, {"prompt_cache_key": name})
+    found, _ = client_conversation(None, {"prompt_cache_key": name})
     assert found is not None
     assert len(found) == 32
     assert found.isalnum()
-    assert found == client_conversation(None, {"prompt_cache_key": name})
+    assert (found, True) == client_conversation(None, {"prompt_cache_key": name})

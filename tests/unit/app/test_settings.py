@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,11 @@ def test_tenants_and_engine_options_of_all_layers_add_up(tmp_path: Path) -> None
 
 _WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("port", 70_000, "65535"),
-    ("port", "x", "integer"),
+    ("port", "x", "a whole number"),
     ("workers", 0, "greater than or equal to 1"),
     ("host", "", "at least 1"),
     ("policy", "other", "one of observe, stable, sliding"),
-    ("policy_rules", [{"policy": "stable"}], "needs a model or a tenant"),
+    ("policy_rules", [{"policy": "stable"}], "needs a model, a tenant or a share"),
     ("policy_rules", [{"model": "a*", "policy": "other"}], "one of observe"),
     ("policy_rules", [{"model": "a*"}], "required"),
     ("policy_rules", [{"model": "a*", "policy": "stable", "when": 1}], "not permitted"),
@@ -106,8 +107,8 @@ _WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("server", 5, "mapping"),
     ("server", None, "mapping"),
     ("server.body_timeout_seconds", 0, "greater than 0"),
-    ("server.body_timeout_seconds", ".inf", "finite"),
-    ("server.body_timeout_seconds", ".nan", "finite"),
+    ("server.body_timeout_seconds", ".inf", "has an end"),
+    ("server.body_timeout_seconds", ".nan", "has an end"),
     ("server.max_body_bytes", 10, "1024"),
     ("images.formats", [], "at least 1"),
     ("images.formats", ["SVG"], "'PNG'"),
@@ -115,10 +116,10 @@ _WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("images.background", [0, 0], "required"),
     ("images.animated", "all", "'reject'"),
     ("fetch.allow_private", ["10.0.0.0/99"], "10.0.0.0/99"),
-    ("fetch.enabled", "perhaps", "boolean"),
+    ("fetch.enabled", "perhaps", "true or false"),
     ("auth.keys", {"a": "k", "b": "k"}, "same key"),
     ("auth.keys", {"a": ""}, "empty"),
-    ("auth.keys", {"a": 5}, "string"),
+    ("auth.keys", {"a": 5}, "must be text"),
     ("engine.log_level", "loud", "'DEBUG'"),
     ("upstreams.accepts_uuid", "maybe", "'auto'"),
 ]
@@ -220,12 +221,21 @@ def test_variables_that_are_no_yaml(tmp_path: Path, text: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.yaml", tmp_path):
-        with pytest.raises(ConfigError, match="cannot be read"):
-            load(path, environment={})
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load(tmp_path / "binary.yaml", environment={})
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with (tmp_path / "huge.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    told = {
+        "none.yaml": "there is no such file",
+        ".": "is a folder",
+        "binary.yaml": "is no text in UTF-8",
+        "pipe.yaml": "is a pipe or a device",
+        "huge.yaml": "is longer than",
+        "/dev/zero": "is a pipe or a device",
+    }
+    for name, reason in told.items():
+        with pytest.raises(ConfigError, match=reason):
+            load(tmp_path / name, environment={})
 
 
 def test_no_secret_in_messages(tmp_path: Path) -> None:

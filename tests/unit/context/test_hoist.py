@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from context.images.base import ImageRef
 from context.layout.groups import tool_groups
-from context.layout.hoist import hoist, marker
+from context.layout.hoist import hoist
+from context.layout.names import marker
 from context.plan import SentMessage
 from context.transcript import ImagePart
 

@@ -119,15 +119,15 @@ class Rig:
         begun = await self._conversations.accept(begun, {"role": "assistant", "content": reply})
         client.messages.append({"role": "assistant", "content": reply})
         self.tell()
-        return await self.attributor.end(
+        ended = self.attributor.end(
             request_id,
             begun.plan,
             self.usage if self.reports else replace(self.usage, read_tokens=None, write_tokens=None),
             turn=begun.turn.id if begun.turn else None,
             parent=parent,
             replied=True,
-            settle_seconds=0,
         )
+        return ended.result()
 
     def fill(self, tokens: int, *, seed: int) -> None:
         """Somebody else's long prompt: what is in its way is evicted."""

@@ -10,6 +10,7 @@ import pytest
 
 from context.plan import Actor, Cause
 from metrics.catalogue import CATALOGUE, HEALED
+from metrics.kv_mirror import MirrorCounts
 from metrics.prometheus import GatewayMetrics
 from metrics.records.record import TurnRecord
 
@@ -94,13 +95,15 @@ async def test_labels_are_bounded_by_the_catalogue() -> None:
     metrics.count_healed([*HEALED, "a word that nobody knows"])
     metrics.count_summary(True)
     metrics.count_summary(False)
-    metrics.set_kv_resident({"text": 16, "image": 48})
-    metrics.count_kv_evicted("image", 32)
-    metrics.count_kv_gap()
+    # Sums since the mirror began: they count once, however often they are asked for.
+    counts = MirrorCounts({"text": 16, "image": 48}, {"mixed": 4}, {("image", "one"): 32}, 1)
+    for _ in range(3):
+        metrics.count_kv(counts)
     shown = _shown(metrics)
     assert shown['stillframe_kv_resident_tokens{modality="image"}'] == 48
-    assert shown['stillframe_kv_evicted_tokens_total{modality="image"}'] == 32
-    assert shown['stillframe_kv_evicted_tokens_total{modality="text"}'] == 0
+    assert shown['stillframe_kv_resident_blocks{modality="mixed"}'] == 4
+    assert shown['stillframe_kv_evicted_tokens_total{modality="image",users="one"}'] == 32
+    assert shown['stillframe_kv_evicted_tokens_total{modality="text",users="several"}'] == 0
     assert shown["stillframe_kv_event_gaps_total"] == 1
     assert shown['stillframe_healed_total{what="other"}'] == 1
     assert shown['stillframe_summaries_total{result="failed"}'] == 1

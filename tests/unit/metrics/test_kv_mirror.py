@@ -37,14 +37,11 @@ class Pair:
         self.mirror.begin(name, owner)
         sequence = self.source.add(tokens, *images, request_id=name)
         self.run()
-        return await self.mirror.end(
-            name,
-            self.turns,
-            parent=parent,
-            prompt_tokens=len(tokens),
-            read_tokens=sequence.read_tokens,
-            timeout_seconds=0,
+        ending = self.mirror.end(
+            name, self.turns, parent=parent, prompt_tokens=len(tokens), read_tokens=sequence.read_tokens
         )
+        assert ending.is_settled
+        return ending.view()
 
 
 async def test_blocks_that_two_conversations_share_belong_to_both() -> None:
@@ -184,9 +181,7 @@ async def test_conversations_at_the_same_time_are_kept_apart() -> None:
         async with engine.chat(ChatRequest(f"request-{number}", body, "salt")) as reply:
             usage: dict[str, Any] = from_json(await reply.read())["usage"]
         read = usage["prompt_tokens_details"]["cached_tokens"]
-        await mirror.end(
-            f"request-{number}", number, parent=None, prompt_tokens=usage["prompt_tokens"], read_tokens=read
-        )
+        mirror.end(f"request-{number}", number, parent=None, prompt_tokens=usage["prompt_tokens"], read_tokens=read)
         return usage["prompt_tokens"] + usage["completion_tokens"] - 1
 
     await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from context.conversations import Begun, Conversations, Summarize
 from context.images.base import ImageRef
-from context.layout.hoist import marker
+from context.layout.names import marker
 from context.ledger import Ledger
 from context.plan import SentMessage
 from context.policies.base import Policy, Request

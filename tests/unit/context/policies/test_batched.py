@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from context.conversations import Begun
-from context.layout.hoist import marker
+from context.layout.names import marker
 from context.plan import SentMessage
 from context.policies.base import Request, View
 from context.policies.batched import Batched, BreakEven

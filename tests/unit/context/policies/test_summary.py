@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from context.layout.hoist import marker
+from context.layout.names import marker
 from context.plan import SummaryRequest
 from context.policies.base import Policy, Request, Rules
 from context.policies.keep import STABLE

@@ -67,6 +67,9 @@ def whole(id: int = BEGIN) -> TurnRecord:
         cost=0.125,
         image_ids=(IMAGES[1], IMAGES[0]),
         image_counts=(4, 1),
+        evicted_conversation="c0",
+        evicted_tokens=13,
+        unseen_images=True,
     )
 
 

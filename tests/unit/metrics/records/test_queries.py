@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from context.errors import ConfigError
 from metrics.records import queries
 from metrics.records.buckets import BUCKETS
 from metrics.records.figures import Split, Totals
+from metrics.records.latency import latencies
 from metrics.records.queries import Filter, Records, open_records
 from metrics.records.record import TurnRecord
 from metrics.records.schema import DAY, HOUR, NANOSECONDS
@@ -196,6 +198,67 @@ def test_evictions(records: Records) -> None:
     found = queries.evictions(records, Filter(tenant="bob"), limit=10)
     evicting = [one.id for one in _chosen(Filter(tenant="bob")) if one.image_eviction]
     assert [one.id for one in found] == evicting[:-11:-1]
+
+
+@pytest.mark.parametrize("split", [None, "policy"])
+@pytest.mark.parametrize("seed", range(3))
+def test_percentiles_are_near_those_of_all_times(tmp_path: Path, split: Split | None, seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311
+    made = [
+        record(
+            BEGIN + at * DAY // 700,
+            policy=rng.choice(["a", "b"]),
+            first_token_seconds=rng.lognormvariate(-2, 1) if at % 3 else None,
+            total_seconds=rng.lognormvariate(1, 0.5),
+        )
+        for at in range(3000)
+    ]
+    _write(tmp_path, made)
+    since = made[777].id
+    with open_records(tmp_path / "ledger.db") as opened:
+        found = latencies(opened, _of(since, None), split)
+    assert [one.values for one in found] == ([()] if split is None else [("a",), ("b",)])
+    for one in found:
+        chosen = [turn for turn in made if turn.id >= since and one.values in ((), (turn.policy,))]
+        assert one.requests == len(chosen)
+        for kind, told in (("first_token_seconds", one.first_token), ("total_seconds", one.total)):
+            times = sorted(time for turn in chosen if (time := getattr(turn, kind)) is not None)
+            assert told is not None
+            for share, value in ((0.5, told.p50), (0.9, told.p90), (0.99, told.p99)):
+                assert value == pytest.approx(times[int(share * len(times))], rel=0.13)
+
+
+def test_no_times_no_percentiles(tmp_path: Path) -> None:
+    _write(tmp_path, [record(first_token_seconds=None, total_seconds=0.5)])
+    with open_records(tmp_path / "ledger.db") as opened:
+        (found,) = latencies(opened, Filter())
+    assert found.first_token is None
+    assert found.total is not None
+    assert 0.4 < found.total.p50 < 0.65
+
+
+def test_who_lost_blocks_and_who_paid(tmp_path: Path) -> None:
+    def paid(at: int, number: int, lost: int, whose: str | None, image: str | None) -> TurnRecord:
+        changes = {"cause": "engine_eviction", "actor": "engine", "lost_tokens": lost, "number": number}
+        return record(BEGIN + at, **changes, evicted_conversation=whose, evicted_image=image, evicted_tokens=lost)
+
+    other = record(BEGIN + 9, cause="template", actor="template", lost_tokens=999, image_eviction=True)
+    _write(
+        tmp_path,
+        [paid(1, 3, 64, "c1", IMAGES[0]), paid(2, 5, 32, "c1", IMAGES[0]), paid(3, 6, 48, "c2", None), other],
+    )
+    with open_records(tmp_path / "ledger.db") as opened:
+        first, second = queries.evicted(opened)
+        assert queries.evicted(opened, Filter(tenant="nobody")) == []
+    assert (first.conversation, first.image_id, first.turns, first.lost_tokens) == ("c1", IMAGES[0], 2, 96)
+    assert (first.paid_by, first.paid_turn) == ("c1", 5)
+    assert (second.conversation, second.image_id, second.paid_turn, second.lost_tokens) == ("c2", None, 6, 48)
+
+
+def _write(folder: Path, records: list[TurnRecord]) -> None:
+    store = RecordStore(folder / "ledger.db", 0.5)
+    store.write(records)
+    store.close()
 
 
 def test_heaps_hold_whole_conversations(records: Records) -> None:

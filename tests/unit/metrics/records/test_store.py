@@ -16,8 +16,9 @@ from context.transcript import transcript
 from metrics.records import queries
 from metrics.records.queries import Filter, open_records
 from metrics.records.record import TurnRecord
-from metrics.records.schema import DAY, HOUR, NANOSECONDS
+from metrics.records.schema import DAY, HOUR, NANOSECONDS, SUMS, VALUES
 from metrics.records.store import RecordStore
+from metrics.records.sums import figures_of, values_of
 from tests.unit.metrics.records.some import BEGIN, IMAGES, many, record, whole
 
 
@@ -136,6 +137,34 @@ def test_records_of_another_version(tmp_path: Path) -> None:
     for opened in (lambda: RecordStore(path, 0.5), lambda: open_records(path)):
         with pytest.raises(ConfigError, match="another version"):
             opened()
+
+
+def test_sums_in_memory_are_those_of_sql(tmp_path: Path) -> None:
+    """Where times are asked for that no sum fits, the rows are summed up: both must say the same."""
+    nothing = record(BEGIN + 7 * HOUR, number=0, prompt_tokens=None, read_tokens=0, total_seconds=None)
+    made = [*many(400, 9), replace(whole(BEGIN + 8 * HOUR), number=3), nothing]
+    made += [record(BEGIN + 9 * HOUR + at, first_token_seconds=at / 1000, total_seconds=at / 7) for at in range(60)]
+    _write(tmp_path / "ledger.db", made).close()
+    with sqlite3.connect(tmp_path / "ledger.db") as connection:
+        facts = ", ".join([*VALUES.values(), *SUMS.values()])
+        rows = connection.execute(f"SELECT {facts} FROM records r ORDER BY r.id").fetchall()
+    connection.close()
+    assert [(*values_of(one), *figures_of(one)) for one in sorted(made, key=lambda one: one.id)] == rows
+
+
+def test_records_of_the_version_before_are_brought_up(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    _write(path, [record()]).close()
+    with sqlite3.connect(path) as connection:
+        for name in ("evicted_conversation", "evicted_tokens", "unseen_images"):
+            connection.execute(f"ALTER TABLE records DROP COLUMN {name}")
+        connection.execute("UPDATE records_schema SET version = version - 1")
+    connection.close()
+    with pytest.raises(ConfigError, match="start the gateway once"):
+        open_records(path)
+    _write(path, [whole(BEGIN + 1)]).close()
+    with open_records(path) as records:
+        assert queries.latest(records) == [whole(BEGIN + 1), record()]
 
 
 def test_two_processes_share_a_file(tmp_path: Path) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
+from metrics.records import queries
 from metrics.records.figures import Heap
+from metrics.records.queries import open_records
+from metrics.records.record import TurnRecord
+from metrics.records.store import RecordStore
 from metrics.report.compare import compare
+from tests.unit.metrics.records.some import BEGIN, record
 
 
 def _heaps(policy: str, ratio: float, count: int, seed: int, spread: float = 0.2) -> list[Heap]:
@@ -51,6 +57,34 @@ def test_an_interval_narrows_with_more_conversations() -> None:
         return (found.high or 0) - (found.low or 0)
 
     assert 0 < width(400) < 0.6 * width(50)
+
+
+@pytest.mark.parametrize(("effect", "is_clear"), [(0.15, True), (0.0, False)])
+def test_from_records_to_the_difference(tmp_path: Path, effect: float, is_clear: bool) -> None:
+    """Conversations of many turns each, in two halves: the interval holds the effect that was put in."""
+    rng, made = random.Random(7), list[TurnRecord]()  # noqa: S311
+    for number in range(400):
+        policy = ("stable", "batched")[number % 2]
+        # What differs between conversations differs more than between turns of one.
+        ratio = rng.uniform(0.3, 0.7) + (effect if policy == "batched" else 0.0)
+        for turn in range(1, 1 + rng.randrange(1, 12)):
+            read = int(1000 * ratio)
+            names = {"conversation": f"c{number}", "policy": policy, "number": turn}
+            made.append(
+                record(BEGIN + len(made), **names, prompt_tokens=1000, read_tokens=read, write_tokens=1000 - read)
+            )
+    store = RecordStore(tmp_path / "ledger.db", 0.5)
+    store.write(made)
+    store.close()
+    with open_records(tmp_path / "ledger.db") as records:
+        base, other = compare(queries.heaps_of_conversations(records), "stable")
+    found = other.differences["read_ratio"]
+    assert (base.conversations, other.conversations) == (200, 200)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= effect <= found.high
+    assert found.is_clear is is_clear
+    assert found.high - found.low < 0.1
 
 
 def test_too_few_have_no_interval() -> None:

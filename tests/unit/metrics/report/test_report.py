@@ -105,6 +105,31 @@ def test_the_terminal_says_what_is_asked(tmp_path: Path, capsys: pytest.CaptureF
     assert len(causes) == 3
 
 
+def test_latency_evictions_and_what_reading_is_worth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STILLFRAME_PRICES", '[{model: "*", input: 4, cached_input: 1, output: 9}]')
+    evicted = {"cause": "engine_eviction", "actor": "engine", "lost_tokens": 1000, "evicted_conversation": "c1"}
+    made = [record(BEGIN + at, prompt_tokens=9000, read_tokens=8000, first_token_seconds=0.1) for at in range(19)]
+    made.append(record(BEGIN + 50, number=7, read_tokens=0, **evicted, first_token_seconds=4.0))
+    file, out, page = _file(tmp_path, made), tmp_path / "r.json", tmp_path / "r.html"
+    assert _run("--file", file, "--by", "policy", "--json", str(out), "--html", str(page)) == 0
+    found, shown = json.loads(out.read_text()), capsys.readouterr().out
+    assert found["saved"] == pytest.approx(19 * 8000 * 3 / 1e6)
+    assert found["wasted"] == pytest.approx(1000 * 3 / 1e6)
+    assert "reading saved 0.4560" in shown
+    (all_turns,) = found["latency"]["all"]
+    assert all_turns["first_token"]["p50"] == pytest.approx(0.1, rel=0.15)
+    assert all_turns["first_token"]["p99"] == pytest.approx(4.0, rel=0.3)
+    assert [row["values"] for row in found["latency"]["policy"]] == [["stable"]]
+    (paid,) = found["evicted"]
+    assert (paid["conversation"], paid["paid_turn"], paid["lost_tokens"]) == ("c1", 7, 1000)
+    rows = [row for row in _read(page.read_text()).rows if row[:3] == ["c1", "text", "itself"]]
+    assert rows == [["c1", "text", "itself", "7", "1", "1,000"]]
+    assert re.search(r"c1 +text +itself +7 +1 +1,000", shown)
+    assert "first p50" in shown
+
+
 def test_the_page_stands_alone_and_has_its_values_as_tables(tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     made = [*_MADE, record(BEGIN + 5, policy="stable", model="<script>alert(1)</script>")]
