@@ -153,7 +153,7 @@ async def _assign(turn: ServedTurn, tenant: Tenant, call: ChatCall, request: Req
     """Gives a conversation its policy, where conversations share several."""
     choices = turn.choices
     assert choices is not None, "chosen before"
-    policies = [policy for _, _, policy in choices.arms]
+    policies = [arm.policy for arm in choices.arms]
     slots = {one.name: await _slot_match(turn.gateway, tenant, one) for one in policies if call.images}
 
     def assign(conversation: str, before: str | None) -> tuple[LoadedPolicy, Request]:

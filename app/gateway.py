@@ -78,7 +78,8 @@ class Gateway:
         self._tenants = {
             self._digest(key.encode()): self._tenancy.named(name) for name, key in settings.auth.keys.items()
         }
-        self._admin = self._digest((settings.admin_token or load_token(data / "admin-token")).encode())
+        admin = (settings.admin_token or load_token(data / "admin-token")).encode()
+        self._admin = self._digest(admin)
         self._store = BlobStore(settings.images.store_url or str(data / "images"), settings.images.store_max_bytes)
         self._conversations: Conversations | None = None
         self.images = ImageService(settings.images.limits(), settings.fetch.limits(), self._store)
@@ -90,7 +91,7 @@ class Gateway:
         self.dashboard = Dashboard(
             settings,
             self._ledger_file,
-            secret,
+            hmac.digest(secret, admin, "sha256"),
             self._tenancy,
             lambda token: hmac.compare_digest(self._digest(token), self._admin),
         )

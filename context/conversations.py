@@ -95,9 +95,10 @@ class Conversations:
         if conversation is None:
             conversation = base.conversation if base is not None else _name(came, key)
         if assign is not None:
-            # The same beginning may stand in another conversation.
-            is_own = base is not None and base.conversation == conversation
-            policy, request = assign(conversation, base.policy if base is not None and is_own else None)
+            # The same beginning may stand in another conversation; and a name that many have says nothing of one.
+            is_own = base is not None and (is_shared or base.conversation == conversation)
+            named = _name(came, key) if is_shared else conversation
+            policy, request = assign(named, base.policy if base is not None and is_own else None)
         number = _number(known, latest, came)
         made = plan(came, tools, known, latest, policy, request, is_sure=is_sure, number=number)
         if made.summary is not None and summarize is not None:

@@ -36,16 +36,13 @@ def is_surely(turn: Turn, messages: Sequence[Message], *, named: bool) -> bool:
 
     Returns:
         For one without a name: whether the last reply, and what stands before it without a difference in both, holds so
-        much that a model wrote, or so many images, that no other conversation has the same; or whether nothing but
-        system messages differs at all.
+        much that a model wrote, or so many images, that no other conversation has the same.
     """
     if named:
         mine = {message.digest: message.role for message in _body(turn.client)}
         shared = {message.digest for message in _body(messages)} & mine.keys()
         return len(shared) > 1 or any(mine[digest] != "assistant" for digest in shared) or _asks_alike(turn, messages)
     old, new = list(_body(turn.client)), list(_body(messages[: _last_reply(messages) + 1]))
-    if new and [message.digest for message in old] == [message.digest for message in new]:
-        return True
     characters = 0
     images: set[str] = set()
     for one, two in zip(reversed(old), reversed(new), strict=False):

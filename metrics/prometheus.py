@@ -145,8 +145,11 @@ class GatewayMetrics:
         for kind in BLOCKS:
             self._kv_blocks.labels(kind).set(counts.resident_blocks.get(kind, 0))
         for (modality, users), tokens in counts.evicted_tokens.items():
-            self._kv_evicted.labels(modality, users).inc(tokens - before.evicted_tokens.get((modality, users), 0))
-        self._kv_gaps.inc(counts.gaps - before.gaps)
+            self._kv_evicted.labels(modality, users).inc(
+                max(0, tokens - before.evicted_tokens.get((modality, users), 0))
+            )
+        # Of a mirror that was begun again: it counts anew.
+        self._kv_gaps.inc(max(0, counts.gaps - before.gaps))
 
     def count_dropped_records(self, dropped: int) -> None:
         """Count the records that were lost since the last call; `dropped` is all of them."""

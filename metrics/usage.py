@@ -13,6 +13,9 @@ from typing import Any, cast
 
 from context.frozen import frozen
 
+# More is no count of tokens, and no file holds it.
+_MOST_TOKENS = 2**53
+
 
 @frozen
 class Usage:
@@ -227,4 +230,4 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS else None

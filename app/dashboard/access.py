@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from http.cookies import CookieError, SimpleCookie
 from typing import Literal
 
 import pybase64
@@ -40,8 +39,8 @@ class Access:
     """Decides about requests.
 
     Args:
-        secret: the installation's; sessions are signed with what is made of it and of all tokens, so that a token that
-            is changed ends the sessions it has opened.
+        secret: of the installation and its administrator's token; sessions are signed with what is made of it and of
+            all other tokens, so that a token that is changed ends the sessions it has opened.
         read_token: opens all tenants'; empty for none.
         keys: tenants' keys by name; empty where each bearer token is a tenant of its own.
         allow_loopback: whether this machine's own browsers need no token.
@@ -124,12 +123,7 @@ class Access:
         return f"{body}.{self._mac(body)}"
 
     def _of_session(self, scope: asgi.Scope) -> Viewer | None:
-        try:
-            cookies = SimpleCookie(asgi.header(scope, b"cookie") or "")
-        except CookieError:
-            return None
-        morsel = cookies.get(COOKIE)
-        body, _, mac = (morsel.value if morsel is not None else "").rpartition(".")
+        body, _, mac = _cookie(scope).rpartition(".")
         if not body or not hmac.compare_digest(mac.encode("latin-1", "replace"), self._mac(body).encode()):
             return None
         expires, _, name = body.partition(".")
@@ -153,6 +147,19 @@ class Access:
             # A page of another site whose name was made to lead here could read everything otherwise.
             return "Under a name that is not this machine's own (localhost, 127.0.0.1) the dashboard needs a token."
         return None
+
+
+def _cookie(scope: asgi.Scope) -> str:
+    """The session's cookie; empty where there is none.
+
+    Read by hand: the standard library's reader takes seconds for a long one with many backslashes, and drops all
+    cookies where another program under the same name has set one that it cannot read.
+    """
+    for pair in (asgi.header(scope, b"cookie") or "").split(";"):
+        name, _, value = pair.partition("=")
+        if name.strip() == COOKIE:
+            return value.strip()
+    return ""
 
 
 def check_same_site(scope: asgi.Scope) -> None:

@@ -215,18 +215,17 @@ async def policy_view(gateway: Gateway, asked: Asked) -> dict[str, Any]:
     """The policies in force, and what turns under each came to."""
     tenant, default = asked.viewer.tenant, gateway.policies.default
     # Other tenants' names are none of a tenant's business.
-    rules = [
-        rule for rule in gateway.settings.policy_rules if tenant is None or rule.tenant is None or rule.tenant == tenant
-    ]
+    named = zip(gateway.settings.policy_rules, gateway.policies.rule_names, strict=True)
+    rules = [(rule, name) for rule, name in named if tenant is None or rule.tenant in (None, tenant)]
     found = await gateway.dashboard.source.ask(
         lambda records: measured(records, window(records, asked.range, asked.now), asked.names, default.name)
     )
     return {
         "default": document(default),
         "rules": [
-            {"model": rule.model, "tenant": rule.tenant, "share": rule.share, "policy": rule.policy} for rule in rules
+            {"model": rule.model, "tenant": rule.tenant, "share": rule.share, "policy": name} for rule, name in rules
         ],
-        "headers": list(gateway.settings.policy_headers),
+        "headers": list(gateway.policies.header_names),
         **found,
     }
 

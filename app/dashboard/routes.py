@@ -97,13 +97,13 @@ async def _view(gateway: Gateway, name: str, asked: Asked, scope: asgi.Scope, se
     source = gateway.dashboard.source
     tick = RANGES[asked.range][1] if name in WINDOWED else _TICK_SECONDS
     version = (await source.version(), *live_version(gateway), int(asked.now // tick))
-    key = (name, asked.viewer.tenant, tuple(sorted(asked.query.items())), version)
+    key = (name, asked.viewer.tenant, asked.viewer.by, tuple(sorted(asked.query.items())), version)
     tag = _tag(gateway.dashboard.boot, repr(key))
     headers = [*_SAFE, (b"etag", tag), (b"cache-control", b"private, no-cache"), (b"vary", b"cookie, authorization")]
     if asgi.header(scope, b"if-none-match") == tag.decode():
         await asgi.respond(send, 304, b"", headers)
         return
-    body = await source.kept((*key, asked.viewer.by), lambda: _made(gateway, name, asked))
+    body = await source.kept(key, lambda: _made(gateway, name, asked))
     await asgi.respond(send, 200, body, [asgi.JSON, *headers])
 
 

@@ -20,7 +20,7 @@ class Dashboard:
     Args:
         settings: the gateway's.
         ledger: its file.
-        secret: the installation's.
+        secret: of the installation and its administrator's token.
         tenancy: finds tenants.
         is_admin: whether a bearer token is the administrator's.
     """

@@ -33,6 +33,10 @@ class Lru(Generic[K, T]):
             self._entries.move_to_end(key)
         return value
 
+    def peek(self, key: K) -> T | None:
+        """As `get`, without counting as a use. Any thread may ask."""
+        return self._entries.get(key)
+
     def put(self, key: K, value: T) -> None:
         """Keep a value as the newest. One that is larger than the bound is not kept at all."""
         self.drop(key)

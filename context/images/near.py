@@ -82,7 +82,7 @@ class NearDuplicates:
 
     def report(self, tenant: str) -> list[NearDuplicate]:
         """All pairs of the tenant's remembered images within the distance, nearest first."""
-        prints = list((self._tenants.get(tenant) or OrderedDict[str, _Print]()).items())
+        prints = list((self._tenants.peek(tenant) or OrderedDict[str, _Print]()).items())
         bits = np.array([found.bits for _, found in prints], np.uint64)
         pairs: list[NearDuplicate] = []
         for index, (image_id, found) in enumerate(prints[:-1]):

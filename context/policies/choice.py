@@ -74,12 +74,22 @@ class PolicyRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Arm:
+    """A share of conversations: those whose number in `group`, from 0 to 1, is from `low` up to `high`."""
+
+    group: str
+    low: float
+    high: float
+    policy: LoadedPolicy
+
+
+@dataclass(frozen=True, slots=True)
 class Choices:
-    """The policies that a request may get. `arms` are shares of the conversations, each from a number on up to another
-    one within 0 to 1, the first that fits counts; `rest` is for all others."""
+    """The policies that a request may get. `arms` are shares of the conversations, the first that fits counts; `rest`
+    is for all others."""
 
     rest: LoadedPolicy
-    arms: tuple[tuple[float, float, LoadedPolicy], ...] = ()
+    arms: tuple[Arm, ...] = ()
 
     def of(self, tenant: str, conversation: str, before: str | None) -> LoadedPolicy:
         """The policy of a conversation: the same for its life.
@@ -89,12 +99,15 @@ class Choices:
             before: the policy that its turn before was under: where it is one of these, it stays, also where shares
                 have changed since.
         """
-        known = {policy.name: policy for policy in (self.rest, *(policy for _, _, policy in self.arms))}
+        known = {policy.name: policy for policy in (self.rest, *(arm.policy for arm in self.arms))}
         if before is not None and before in known:
             return known[before]
-        digest = blake3(f"stillframe-share\0{tenant}\0{conversation}".encode("utf-8", "surrogatepass")).digest(8)
-        place = int.from_bytes(digest, "big") / 2**64
-        return next((policy for low, high, policy in self.arms if low <= place < high), self.rest)
+        for arm in self.arms:
+            # A group's shares are of what earlier groups have left, so that each has numbers of its own.
+            named = f"stillframe-share\0{arm.group}\0{tenant}\0{conversation}".encode("utf-8", "surrogatepass")
+            if arm.low <= int.from_bytes(blake3(named).digest(8), "big") / 2**64 < arm.high:
+                return arm.policy
+        return self.rest
 
 
 def is_policy_path(name: str) -> bool:
@@ -136,10 +149,13 @@ class Policies:
     ) -> None:
         self.default = default
         self._rules = [
-            (_pattern(rule.model), rule.tenant, span, policy)
+            (_pattern(rule.model), rule.tenant, f"{rule.model or ''}\0{rule.tenant or ''}", span, policy)
             for (rule, policy), span in zip(rules, share_spans([rule for rule, _ in rules]), strict=True)
         ]
         self._by_header = dict(by_header or {})
+        # Without the paths that they may have been loaded from.
+        self.rule_names = tuple(policy.name for _, policy in rules)
+        self.header_names = tuple(self._by_header)
 
     @classmethod
     def load(cls, default: str, rules: Sequence[PolicyRule] = (), headers: Sequence[str] = ()) -> Policies:
@@ -185,12 +201,12 @@ class Policies:
                 code="unknown_policy",
                 param=POLICY_HEADER,
             )
-        arms: list[tuple[float, float, LoadedPolicy]] = []
-        for pattern, owner, span, policy in self._rules:
+        arms: list[Arm] = []
+        for pattern, owner, group, span, policy in self._rules:
             if (owner is None or owner == tenant) and (pattern is None or _fits(pattern, model)):
                 if span is None:
                     return Choices(policy, tuple(arms))
-                arms.append((*span, policy))
+                arms.append(Arm(group, *span, policy))
         return Choices(self.default, tuple(arms))
 
 

@@ -57,6 +57,7 @@ FROM (SELECT id FROM walk ORDER BY id) CROSS JOIN turns USING (id) LEFT JOIN rep
 """
 _LOAD_WHOLE = _LOAD.format(unless_known="")
 _LOAD_REST = _LOAD.format(unless_known=" WHERE NOT is_known(walk.base)")
+_CONVERSATION = "SELECT conversation FROM turns WHERE id = ? AND tenant = ?"
 _HEAD = """
 SELECT conversation, number, turns.chain, tools, data, state, epoch, policy, walked, replies.chain
 FROM turns LEFT JOIN replies ON turn = id LEFT JOIN tools ON digest = tools WHERE id = ?
@@ -138,16 +139,18 @@ class SqliteTurns:
 
     def load(self, tenant: str, turn: int, known: KnownRows | None) -> Row | None:
         with translated():
-            head = self._reader.execute(_HEAD, (turn,)).fetchone()
-            if head is None:
+            found = self._reader.execute(_CONVERSATION, (turn, tenant)).fetchone()
+            if found is None:
                 return None
             # To ask about every row takes as long as reading it, and mostly nothing of the conversation is known.
-            if known is not None and known.newest(tenant, head[0]) is None:
+            if known is not None and known.newest(tenant, found[0]) is None:
                 known = None
             self._known = known
             query = _LOAD_WHOLE if known is None else _LOAD_REST
             base, kept, *texts = self._reader.execute(query, (turn, tenant)).fetchone()
-            if base is None:
+            # Behind the texts: a reply that is among them has its digest here, also one that came in this moment.
+            head = self._reader.execute(_HEAD, (turn,)).fetchone()
+            if base is None or head is None:
                 return None
             # It is known, unless that was pruned in this moment.
             if base and (known is None or base not in known):

@@ -39,8 +39,7 @@ def named(records: Records, tenant: str | None, find: str, limit: int) -> list[I
     find = find.lower()
     if not _HEX.fullmatch(find):
         return []
-    even = find[: len(find) // 2 * 2]
-    low, high = bytes.fromhex(even).ljust(32, b"\0"), bytes.fromhex(even).ljust(32, b"\xff")
+    low, high = bytes.fromhex(find.ljust(64, "0")), bytes.fromhex(find.ljust(64, "f"))
     where, parameters = names_where(Filter(tenant=tenant), "i.")
     # By tenant, for so the table is laid out.
     rows = records.rows(
@@ -52,7 +51,6 @@ def named(records: Records, tenant: str | None, find: str, limit: int) -> list[I
     return [
         ImageTotals(owner, image.hex(), turns, occurrences, count, first / NANOSECONDS, last / NANOSECONDS)
         for owner, image, turns, occurrences, count, first, last in rows
-        if image.hex().startswith(find)
     ]
 
 

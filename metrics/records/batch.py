@@ -54,13 +54,13 @@ def _new(connection: sqlite3.Connection, records: Sequence[TurnRecord]) -> list[
 def _names(connection: sqlite3.Connection, records: Sequence[TurnRecord]) -> dict[str, int]:
     """The numbers of their names; they are given ones where they have none."""
     wanted = {name for one in records for name in (one.tenant, one.model, one.policy)}
-    query = (
-        "SELECT json_group_array(json_array(name, id)) FROM record_names WHERE name IN (SELECT value FROM json_each(?))"
-    )
-    known = dict(_listed(connection, query, sorted(wanted)))
+    # Bound one by one: SQLite's JSON ends a text at its first NUL, and a client may name a model so.
+    marks = ", ".join("?" * len(wanted))
+    query = f"SELECT json_group_array(json_array(name, id)) FROM record_names WHERE name IN ({marks})"
+    known = dict(from_json(connection.execute(query, sorted(wanted)).fetchone()[0]))
     if len(known) < len(wanted):
         insert(connection, "INSERT INTO record_names (name)", [(name,) for name in sorted(wanted - known.keys())])
-        known = dict(_listed(connection, query, sorted(wanted)))
+        known = dict(from_json(connection.execute(query, sorted(wanted)).fetchone()[0]))
     return known
 
 

@@ -11,11 +11,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from context.conversations import Begun
+from context.errors import place_of
 from context.tenancy import Tenant
 from metrics.attribution import Attributing, Attributor, Cache
 from metrics.attribution.unseen import are_unseen
@@ -124,11 +126,12 @@ class Recorder:
         now = loop.time()
         try:
             for _ in range(min(_AT_ONCE, len(self._ended))):
-                late = self._opened(*self._ended.popleft(), now)
-                if self._is_settled(late, now):
-                    self._complete(late)
-                else:
-                    self._late.append(late)
+                with _survived():
+                    late = self._opened(*self._ended.popleft(), now)
+                    if self._is_settled(late, now):
+                        self._complete(late)
+                    else:
+                        self._late.append(late)
         finally:
             # Whatever became of this one.
             if self._ended:
@@ -143,11 +146,12 @@ class Recorder:
         try:
             for _ in range(len(self._late)):
                 late = self._late.popleft()
-                if made < _AT_ONCE and self._is_settled(late, now):
-                    made += 1
-                    self._complete(late)
-                else:
-                    self._late.append(late)
+                with _survived():
+                    if made < _AT_ONCE and self._is_settled(late, now):
+                        made += 1
+                        self._complete(late)
+                    else:
+                        self._late.append(late)
         finally:
             again = 0.0 if made == _AT_ONCE else _LOOK_EVERY_SECONDS
             self._look = loop.call_later(again, self._look_again) if self._late else None
@@ -219,3 +223,12 @@ class Recorder:
         if self.writer is not None:
             self.writer.put(record)
         self.exporter.put(record, turn.traceparent)
+
+
+@contextmanager
+def _survived() -> Generator[None]:
+    """One turn's record that cannot be made costs that record alone. Where it broke is logged, and no more of it."""
+    try:
+        yield
+    except Exception as error:
+        _log.error("a turn's record could not be made, because of a fault at %s", place_of(error))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from context.errors import ConfigError
+from context.errors import ConfigError, place_of
 from context.store.turn_rows import TurnStoreError
 from metrics.records.record import TurnRecord
 from metrics.records.schema import NANOSECONDS
@@ -22,6 +22,8 @@ from metrics.records.store import RecordLimits, RecordStore
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+# What SQLite's binding says of a value that no file can hold.
+_FAULTS_OF_DATA = (ValueError, OverflowError, TypeError)
 # With what the recorder waits for, a second: so much a killed process loses.
 _WRITE_EVERY_SECONDS = 0.5
 # So many are written before their time has come.
@@ -134,17 +136,34 @@ class RecordWriter:
         return [self._waiting.popleft() for _ in range(min(len(self._waiting), _EARLY_RECORDS))]
 
     async def _write(self, records: Sequence[TurnRecord]) -> bool:
-        """Write records, or put them back; whether they were written."""
+        """Write records, or put them back; whether they are done with."""
         if not records:
             return False
         try:
             await self._run(lambda: self._opened().write(records))
         except (TurnStoreError, ConfigError) as error:
+            if isinstance(error.__cause__, _FAULTS_OF_DATA):
+                return await self._write_without_faulty(records)
             self._failed(error)
             self._waiting.extendleft(reversed(records))
             return False
+        except Exception as error:
+            # Whatever it is, the records that come next are still to be written.
+            _log.error("records could not be written, because of a fault at %s", place_of(error))
+            return await self._write_without_faulty(records)
         self._written += len(records)
         return True
+
+    async def _write_without_faulty(self, records: Sequence[TurnRecord]) -> bool:
+        """Write what can be written of records of which one never can, or it would keep back all that come after it."""
+        if len(records) == 1:
+            self._failures += 1
+            self._dropped += 1
+            return True
+        half = len(records) // 2
+        # The second half first: what is put back stands in front of what was put back before.
+        written = [await self._write(part) for part in (records[half:], records[:half])]
+        return all(written)
 
     def _opened(self) -> RecordStore:
         """The store, opened again where it was given up. Runs in the thread.

@@ -157,6 +157,20 @@ async def test_a_session_is_opened_by_a_token_and_ended(rig: Rig) -> None:
     assert "Max-Age=0" in out.headers["set-cookie"]
 
 
+async def test_other_programs_cookies_do_not_end_a_session(rig: Rig) -> None:
+    cookie = (await sign_in(rig, READ)).headers["set-cookie"].partition(";")[0]
+    for other in ('a={"b":1}', "path=/", "a b=c", "flag", '"=1', "a=b, c"):
+        for both in (f"{other}; {cookie}", f"{cookie};{other}"):
+            assert (await get(rig, "/api/status", {"cookie": both}, peer=FAR)).status == 200, both
+
+
+async def test_backslashes_in_a_cookie_are_not_undone(rig: Rig) -> None:
+    """To undo them takes the square of their number: one request of 60 kB would hold up all others for seconds."""
+    name, _, value = (await sign_in(rig, READ)).headers["set-cookie"].partition(";")[0].partition("=")
+    escaped = f'{name}="\\{ord(value[0]):03o}{value[1:]}"'
+    assert (await get(rig, "/api/status", {"cookie": escaped}, peer=FAR)).status == 401
+
+
 async def test_behind_tls_the_session_is_for_tls_alone(rig: Rig) -> None:
     answer = await sign_in(rig, READ, **{"x-forwarded-proto": "https"})
     assert answer.headers["set-cookie"].endswith("; Secure")
@@ -167,9 +181,9 @@ async def test_a_changed_token_ends_its_sessions(tmp_path: Path) -> None:
         cookie = (await sign_in(rig, READ)).headers["set-cookie"].partition(";")[0]
     async with served(tmp_path) as rig:
         assert (await get(rig, "/api/overview", {"cookie": cookie}, peer=FAR)).status == 200
-    changed = {"DASHBOARD__READ_TOKEN": f"another-{READ}"}
-    async with served(tmp_path, **changed) as rig:
-        assert (await get(rig, "/api/overview", {"cookie": cookie}, peer=FAR)).status == 401
+    for changed in ({"DASHBOARD__READ_TOKEN": f"another-{READ}"}, {"ADMIN_TOKEN": f"another-{READ}"}):
+        async with served(tmp_path, **changed) as rig:
+            assert (await get(rig, "/api/overview", {"cookie": cookie}, peer=FAR)).status == 401
 
 
 async def test_a_wrong_token_opens_nothing(rig: Rig) -> None:

@@ -86,6 +86,24 @@ def test_a_rule_behind_takes_what_shares_leave() -> None:
         assert {choices.of(tenant, str(number), None).name for number in range(40)} == {"batched", rest}
 
 
+def test_shares_of_a_later_group_are_of_what_an_earlier_one_leaves() -> None:
+    rules = [PolicyRule("batched", model="q*", share=0.5), PolicyRule("sliding", share=0.5)]
+    choices = Policies.load("stable", rules).choose(model="qwen", tenant="alice", header=None)
+    given = [choices.of("alice", str(number), None).name for number in range(1000)]
+    assert 440 <= given.count("batched") <= 560
+    assert 190 <= given.count("sliding") <= 310
+    assert 190 <= given.count("stable") <= 310
+
+
+async def test_one_key_for_all_conversations_does_not_put_all_under_one_policy(tmp_path: Path) -> None:
+    async with running(tmp_path, environment=_HALF) as rig:
+        given: set[str] = set()
+        for number in range(16):
+            answer = await rig.chat({**ask(f"conversation {number}"), "prompt_cache_key": "app"})
+            given.add(answer.headers["x-stillframe-policy"])
+    assert given == {"batched", "stable"}
+
+
 @pytest.mark.parametrize(
     ("rules", "words"),
     [

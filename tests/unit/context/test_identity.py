@@ -152,8 +152,17 @@ async def test_ids_of_another_session_are_not_frozen_into_this_one(conversations
     await chat.ask([{"role": "system", "content": one}, user("secret")])
     turn = await chat.ask([{"role": "system", "content": other}, user("mine"), replied(), user("more")], None)
     assert turn.plan.sent[0].wire["content"] == other
-    same = await chat.ask([{"role": "system", "content": other}, user("secret"), replied(), user("more")])
-    assert same.plan.sent[0].wire["content"] == one
+    # Two users may well say "secret" and be told "ok".
+    turn = await chat.ask([{"role": "system", "content": other}, user("secret"), replied(), user("more")], None)
+    assert turn.plan.sent[0].wire["content"] == other
+
+
+async def test_ids_of_one_session_are_frozen_where_it_surely_is_the_same(conversations: Conversations) -> None:
+    chat = Chat(conversations, KeepAll("freeze", rules=Rules(volatile="freeze")))
+    one, other = (f"Session: 550e8400-e29b-41d4-a716-44665544000{digit}" for digit in (1, 2))
+    await chat.ask([{"role": "system", "content": one}, user("secret")], LONG)
+    turn = await chat.ask([{"role": "system", "content": other}, user("secret"), replied(LONG), user("more")])
+    assert turn.plan.sent[0].wire["content"] == one
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,31 @@ async def test_a_file_that_is_locked_is_waited_for(tmp_path: Path) -> None:
     holder.close()
     await writer.close()
     assert _kept(path) == 1
+
+
+@pytest.mark.parametrize("model", ["a\0b", "a", "größe", "'; --", '{"j": [1]}'])
+async def test_a_model_of_any_name_is_recorded(tmp_path: Path, model: str) -> None:
+    path = tmp_path / "ledger.db"
+    writer = await RecordWriter.open(path)
+    for number in range(3):
+        writer.put(record(BEGIN + number, model=model if number == 1 else "m"))
+    await writer.close()
+    assert (writer.stats().written, _kept(path)) == (3, 3)
+
+
+@pytest.mark.parametrize("broken", [{"prompt_tokens": 2**70}, {"model": "\ud83d"}, {"model": object()}])
+async def test_one_that_no_file_can_hold_costs_itself_alone(
+    tmp_path: Path, broken: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "ledger.db"
+    writer = await RecordWriter.open(path)
+    for number in range(9):
+        writer.put(record(BEGIN + number, **(broken if number == 4 else {})))
+    await writer.flush()
+    writer.put(record(BEGIN + 9))
+    await writer.close()
+    assert (writer.stats().written, writer.stats().dropped, _kept(path)) == (9, 1, 9)
+    assert "1 records are lost" in caplog.text
 
 
 async def test_what_waits_is_bounded_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,16 @@
+"""The KV of images, kept by content, for use again wherever the image stands.
+
+    rotation.py     cached keys, turned to other positions
+    keys.py         what names an entry: model, tenant, image, size
+    entry.py        the K/V and encoder output of one image, in one piece of memory
+    files.py        the file tier; its format is `format.py`
+    order.py        which image goes first when room is needed
+    pool.py         entries in memory and in files, held while they are used
+    stats.py        what the pool counts
+    transfer.py     rows between entries and vLLM's paged cache
+    jumps.py        where a prefill ends a chunk and where it goes on
+    taint.py        hashes of their own for approximate blocks
+
+docs/adr/0015-image-kv.md has the design. What it needs of vLLM stands in `engine/vllm/core_0_32.py`.
+"""
+# TODO(#6): nothing of the product calls this yet; the connector will.

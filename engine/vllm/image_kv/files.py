@@ -1,0 +1,238 @@
+"""The file tier of the pool: one file for each entry in a folder that processes may share and a restart leaves alone.
+
+A file is there whole or not at all: it is written under another name, synced and renamed. What cannot be read as the
+entry that its name says is removed and counted, never served. A disk that refuses ends the writing for the life of the
+process, with one warning; what can be read is read on.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from engine.vllm.image_kv import format as file_format
+from engine.vllm.image_kv.entry import Entry, Layout
+from engine.vllm.image_kv.format import BadFile
+from engine.vllm.image_kv.keys import EntryKey
+from engine.vllm.image_kv.order import Order
+from engine.vllm.image_kv.stats import FileStats
+
+_log = logging.getLogger(__name__)
+_ENTRY = re.compile(r"([0-9a-f]{64})\.imagekv")
+_UNFINISHED = re.compile(r"[0-9a-f]{32}\.unfinished")
+_ABANDONED_SECONDS = 3600.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class FileTier:
+    """Entries in files. All methods block; they may be called from several threads.
+
+    Args:
+        folder: made if it is not there, for its owner alone. Files in it with other names are left alone.
+        max_bytes: what all entries' files together may have, those of other processes among them. Processes that write
+            at the same moment may exceed it by what they are writing.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._lock = threading.Lock()
+        self._order = Order()
+        self._writing = True
+        self._left: set[str] = set()
+        self._warned: set[bool] = set()
+        self._evicted = self._refused = self._faults = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._lock:
+                self._look()
+        except OSError as error:
+            self._fault(error)
+
+    def __contains__(self, key: EntryKey) -> bool:
+        """Whether there is a file of that name, as far as is known; only `read` says whether it is sound."""
+        with self._lock:
+            if key.digest in self._order:
+                return True
+        # Another process may have written it.
+        return self._path(key.digest).is_file()
+
+    def write(self, key: EntryKey, entry: Entry) -> bool:
+        """Keep an entry, in place of others if there is no room; whether it is kept."""
+        unfinished = self._folder / f"{secrets.token_hex(16)}.unfinished"
+        try:
+            with self._lock:
+                if not self._writing or not self._room(key, entry):
+                    return False
+            with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file_format.write(file, key, entry)
+                file.flush()
+                # Before the name: a crash must leave no file that has its name and not its bytes. The folder itself is
+                # not synced; an entry that a crash takes away is computed again.
+                os.fsync(file.fileno())
+                size = os.fstat(file.fileno()).st_size
+            unfinished.rename(self._path(key.digest))
+        except OSError as error:
+            with suppress(OSError):
+                unfinished.unlink()
+            self._fault(error)
+            return False
+        with self._lock:
+            self._order.remove(key.digest)
+            self._order.add(key.digest, key.group, size, entry.cost)
+        return True
+
+    def read(self, key: EntryKey, layout: Layout) -> Entry | None:
+        """The entry, checked; None when it is not there, or not sound and therefore gone."""
+        try:
+            with _opened(self._path(key.digest)) as file:
+                entry = file_format.read(file, key, layout)
+                # Other processes, and this one after a restart, tell by it what was used last.
+                os.utime(file.fileno())
+                size = os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            with self._lock:
+                self._order.remove(key.digest)
+            return None
+        except BadFile as error:
+            with self._lock:
+                self._refuse(key.digest, error)
+            return None
+        except OSError as error:
+            self._fault(error, ends_writing=False)
+            return None
+        with self._lock:
+            if key.digest not in self._order:
+                self._order.add(key.digest, key.group, size, entry.cost)
+            self._order.touch(key.digest)
+        return entry
+
+    def remove(self, key: EntryKey) -> None:
+        """Remove an entry; one that is not there is none."""
+        with self._lock:
+            self._order.remove(key.digest)
+            with suppress(OSError):
+                self._path(key.digest).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove all entries, those of other processes too."""
+        with self._lock:
+            for path in list(self._folder.glob("*.imagekv")):
+                if _ENTRY.fullmatch(path.name):
+                    with suppress(OSError):
+                        path.unlink()
+            self._order = Order()
+
+    def stats(self) -> FileStats:
+        """Figures now; those of other processes' files as of the last write."""
+        with self._lock:
+            return FileStats(
+                len(self._order), self._order.bytes, self._evicted, self._refused, self._faults, self._writing
+            )
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / f"{digest}.imagekv"
+
+    def _room(self, key: EntryKey, entry: Entry) -> bool:
+        self._look()
+        # The header and its padding are below two of a disk's blocks.
+        size = entry.bytes + 8192
+        over = self._order.bytes + size - self._max_bytes
+        if over <= 0:
+            return True
+        if size > self._max_bytes:
+            return False
+        gone = self._order.make_room(over, lambda member: member == key.digest)
+        for digest in gone or ():
+            self._path(digest).unlink(missing_ok=True)
+            self._evicted += 1
+        return gone is not None
+
+    def _look(self) -> None:
+        """Learn of entries that other processes, or this one before a restart, wrote or removed."""
+        found: dict[str, float] = {}
+        for item in os.scandir(self._folder):
+            match = _ENTRY.fullmatch(item.name)
+            if match:
+                found[match[1]] = _changed(item)
+            elif _UNFINISHED.fullmatch(item.name) and time.time() - _changed(item) > _ABANDONED_SECONDS:
+                Path(item.path).unlink(missing_ok=True)
+        for gone in [digest for digest in self._order.members() if digest not in found]:
+            self._order.remove(gone)
+        # Least recently used first, as far as a folder tells.
+        for digest in sorted(found, key=lambda digest: found[digest]):
+            if digest not in self._order and digest not in self._left:
+                self._learn(digest)
+
+    def _learn(self, digest: str) -> None:
+        try:
+            with _opened(self._path(digest)) as file:
+                header = file_format.read_header(file)
+                if header.digest != digest:
+                    raise BadFile("belongs to another image or model")
+                self._order.add(digest, header.group, os.fstat(file.fileno()).st_size, header.cost)
+        except FileNotFoundError:
+            return
+        except BadFile as error:
+            self._refuse(digest, error)
+
+    def _refuse(self, digest: str, reason: BadFile) -> None:
+        _log.warning("a file of the image pool is removed: it %s", reason)
+        self._refused += 1
+        self._order.remove(digest)
+        try:
+            self._path(digest).unlink(missing_ok=True)
+        except OSError:
+            # A folder, or somebody else's: not looked at again.
+            self._left.add(digest)
+
+    def _fault(self, error: OSError, *, ends_writing: bool = True) -> None:
+        with self._lock:
+            self._faults += 1
+            self._writing = self._writing and not ends_writing
+            said = ends_writing in self._warned
+            self._warned.add(ends_writing)
+        if not said:
+            kept = "images' KV stays in memory alone from here on" if ends_writing else "a file was not read"
+            _log.warning("the image pool's folder fails, for %s: %s", _reason(error), kept)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in _FULL:
+        return "the disk is full"
+    return "it may not be used" if error.errno in _FORBIDDEN else "its disk or its path is at fault"
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[BinaryIO]:
+    """A file to read. Neither a link nor a pipe that nobody writes to is followed or waited for."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BadFile("is a link") from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise BadFile("is no file")
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            yield file
+    finally:
+        os.close(fd)
+
+
+def _changed(item: os.DirEntry[str]) -> float:
+    try:
+        return item.stat(follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return 0.0
