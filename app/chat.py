@@ -131,6 +131,7 @@ async def _begin(
         pins=turn.pins,
         estimate=estimate,
         slot_match=await _slot_match(gateway, tenant, policy) if call.images else None,
+        is_own_choice=turn.is_own_choice,
     )
     turn.begun = begun = await gateway.conversations.begin(
         wires,

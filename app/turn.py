@@ -43,6 +43,7 @@ class ServedTurn:
     not_available: tuple[str, ...] = ()
     policy: LoadedPolicy | None = None
     choices: Choices | None = None
+    is_own_choice: bool = False
     model: str = ""
     explain: bool = False
     pins: frozenset[str] = frozenset()
@@ -63,9 +64,9 @@ class ServedTurn:
         self.explain = wants_explanation(asgi.header(scope, EXPLAIN_HEADER))
         self.pins = pinned_images(asgi.header(scope, PIN_HEADER))
         self.traceparent = asgi.header(scope, b"traceparent")
-        self.choices = self.gateway.policies.choose(
-            model=self.model, tenant=tenant.name, header=asgi.header(scope, POLICY_HEADER.encode())
-        )
+        asked = asgi.header(scope, POLICY_HEADER.encode())
+        self.choices = self.gateway.policies.choose(model=self.model, tenant=tenant.name, header=asked)
+        self.is_own_choice = asked is not None
         # Of several the conversation's is known when the conversation is.
         self.policy = self.choices.rest
 

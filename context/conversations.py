@@ -16,7 +16,7 @@ from context.frozen import frozen
 from context.identity import is_surely, resembles
 from context.ledger import Found, Ledger, NewReply, NewTurn
 from context.plan import PromptPlan, SentMessage, SummaryRequest, Turn
-from context.planner import Known, continues, plan
+from context.planner import OWN_CHOICE, Known, continues, plan
 from context.policies.base import Policy, Request
 from context.transcript import Transcript, chain_after, message_of, transcript
 
@@ -98,7 +98,8 @@ class Conversations:
             # The same beginning may stand in another conversation; and a name that many have says nothing of one.
             is_own = base is not None and (is_shared or base.conversation == conversation)
             named = _name(came, key) if is_shared else conversation
-            policy, request = assign(named, base.policy if base is not None and is_own else None)
+            stays = base is not None and is_own and not base.state.get(OWN_CHOICE)
+            policy, request = assign(named, base.policy if base is not None and stays else None)
         number = _number(known, latest, came)
         made = plan(came, tools, known, latest, policy, request, is_sure=is_sure, number=number)
         if made.summary is not None and summarize is not None:

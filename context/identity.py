@@ -13,6 +13,9 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 
+from context.layout.patterns import Patterns
+from context.layout.spans import find_spans
+from context.layout.volatile import mask
 from context.plan import Turn
 from context.transcript import ImagePart, Message, parts_of
 
@@ -20,6 +23,7 @@ _HEAD_ROLES = frozenset(("system", "developer"))
 # So many characters that a model wrote do not come out the same by chance; words such as "Done." do.
 _SURE_CHARACTERS = 200
 _SURE_IMAGES = 2
+_TIMES = Patterns(builtin=frozenset(("now", "datetime", "time", "epoch")))
 # Of a question that was edited so much is left at least, in characters and of the longer one.
 _ALIKE_CHARACTERS = 16
 _ALIKE_RATIO = 0.5
@@ -36,13 +40,17 @@ def is_surely(turn: Turn, messages: Sequence[Message], *, named: bool) -> bool:
 
     Returns:
         For one without a name: whether the last reply, and what stands before it without a difference in both, holds so
-        much that a model wrote, or so many images, that no other conversation has the same.
+        much that a model wrote, or so many images, that no other conversation has the same; or whether nothing differs
+        but the time in a system message, which tells nothing of another user.
     """
     if named:
         mine = {message.digest: message.role for message in _body(turn.client)}
         shared = {message.digest for message in _body(messages)} & mine.keys()
         return len(shared) > 1 or any(mine[digest] != "assistant" for digest in shared) or _asks_alike(turn, messages)
     old, new = list(_body(turn.client)), list(_body(messages[: _last_reply(messages) + 1]))
+    is_same = bool(new) and [message.digest for message in old] == [message.digest for message in new]
+    if is_same and _differ_in_times(turn.client, messages):
+        return True
     characters = 0
     images: set[str] = set()
     for one, two in zip(reversed(old), reversed(new), strict=False):
@@ -61,6 +69,20 @@ def resembles(turn: Turn, messages: Sequence[Message]) -> bool:
     known = {message.digest for message in _body(turn.client)}
     shared = sum(message.digest in known for message in _body(messages))
     return shared > 1 or _asks_alike(turn, messages) or is_surely(turn, messages, named=False)
+
+
+def _differ_in_times(before: Sequence[Message], now: Sequence[Message]) -> bool:
+    """Whether the system messages of both are the same but for times."""
+    old, new = ([one for one in messages if one.role in _HEAD_ROLES] for messages in (before, now))
+    return len(old) == len(new) and all(
+        one.digest == two.digest
+        or [_timeless(text) for text in _texts(one)] == [_timeless(text) for text in _texts(two)]
+        for one, two in zip(old, new, strict=True)
+    )
+
+
+def _timeless(text: str) -> str:
+    return mask(text, find_spans(text, _TIMES))
 
 
 def _body(messages: Sequence[Message]) -> Iterator[Message]:

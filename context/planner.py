@@ -36,6 +36,8 @@ Tools = tuple[Mapping[str, Any], ...]
 
 _NO_TOOLS_FORM = blake3(b"null").hexdigest()
 _DEFAULT = Request()
+# In a turn's state: its request chose the policy.
+OWN_CHOICE = "own_choice"
 
 
 @frozen
@@ -122,7 +124,7 @@ def plan(
         breaks=breaks,
         healed=(*the_tools.healed, *_healed(base, found, transcript), *laid_out.healed) if rules.replay else (),
         reports=reports,
-        state=_state(the_tools.form, shaped, rules),
+        state=_state(the_tools.form, shaped, rules, request),
         epoch=(base.epoch if base is not None else 0) + any(one.actor == "policy" for one in (*breaks, *reports)),
         tail=(*shaped.tail, *laid_out.tail_of(shaped.sent, transcript, rules)),
         summary=None if shaped.summary is None else replace(shaped.summary, tools=the_tools.sent),
@@ -140,13 +142,15 @@ def _replay(
     return None, Replay([])
 
 
-def _state(tools_form: str, shaped: Shaped, rules: Rules) -> dict[str, Any]:
+def _state(tools_form: str, shaped: Shaped, rules: Rules, request: Request) -> dict[str, Any]:
     """What the next turn has to know of this one."""
     made: dict[str, Any] = {"tools_form": tools_form}
     if shaped.state:
         made["policy"] = dict(shaped.state)
     if taken := liberties(rules):
         made[LIBERTIES] = sorted(taken)
+    if request.is_own_choice:
+        made[OWN_CHOICE] = True
     return made
 
 

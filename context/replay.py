@@ -137,7 +137,7 @@ def common(before: Sequence[SentMessage], now: Sequence[SentMessage]) -> int:
     """How many messages at the start are sent as they were."""
     count = 0
     for one, two in zip(before, now, strict=False):
-        if one.wire is not two.wire and one.wire != two.wire:
+        if one.wire is not two.wire and one.wire != two.wire and _said(one.wire) != _said(two.wire):
             break
         count += 1
     return count
@@ -149,3 +149,9 @@ def _moved(one: SentMessage, after: int | None) -> SentMessage:
     if after is None:
         return replace(one, source=None, origin="stale")
     return one if one.source == after else replace(one, source=after)
+
+
+def _said(wire: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without its empty keys, with which clients resend replies: no prompt shows them. An empty content a
+    template may show."""
+    return {key: value for key, value in wire.items() if value is not None or key == "content"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from context.tenancy import Tenancy, Tenant
 COOKIE = "stillframe_dashboard"
 SESSION_SECONDS = 12 * 3600
 # With one of these the peer is a proxy, and who asks is somewhere else.
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(?::[0-9]{1,5})?")
 _PROXY_HEADERS = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via", b"cf-connecting-ip")
 _MOST_TOKEN_BYTES = 4096
 
@@ -194,7 +196,8 @@ def _is_loopback_address(text: str) -> bool:
 
 
 def _is_local_host(host: str) -> bool:
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    found = _HOST.fullmatch(host)
+    name = "" if found is None else found["v6"] or found["name"]
     return name.lower().rstrip(".") == "localhost" or _is_loopback_address(name)
 
 

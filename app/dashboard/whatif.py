@@ -137,7 +137,9 @@ def main() -> None:
             _say({"done": done, "of": of, "policy": policy})
 
     try:
-        named = (settings.policy, *(rule.policy for rule in settings.policy_rules), *settings.policy_headers, *PRESETS)
+        # Other tenants' policies are none of a tenant's business.
+        rules = [one for one in settings.policy_rules if job["tenant"] is None or one.tenant in (None, job["tenant"])]
+        named = (settings.policy, *(rule.policy for rule in rules), *settings.policy_headers, *PRESETS)
         loaded: dict[str, LoadedPolicy] = {}
         for name in dict.fromkeys(named):
             policy = load_policy(name)

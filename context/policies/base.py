@@ -71,12 +71,14 @@ class Request:
         pins: ids of images that stay, by the client's wish.
         estimate: prompt tokens of a message as it is sent.
         slot_match: stands in for the rules' own, for what may match depends on whose images they are.
+        is_own_choice: the request itself chose its policy, which says nothing of the conversation's later turns.
     """
 
     limits: Limits = field(default_factory=Limits)
     pins: frozenset[str] = frozenset()
     estimate: Estimate = message_tokens
     slot_match: SlotMatch | None = None
+    is_own_choice: bool = False
 
 
 @frozen

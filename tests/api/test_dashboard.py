@@ -99,6 +99,8 @@ WHO: dict[str, tuple[tuple[str, int] | None, dict[str, str], int]] = {
     "this machine": (LOCAL, {}, 200),
     "this machine by IPv6": (("::1", 1), {"host": "[::1]:8000"}, 200),
     "this machine by a mapped address": (("::ffff:127.0.0.1", 1), {"host": "localhost"}, 200),
+    "a name that begins like an address": (("127.0.0.1", 1), {"host": "[::1].evil.example"}, 401),
+    "a name that ends like a port": (("127.0.0.1", 1), {"host": "localhost:evil.example"}, 401),
     "another machine": (FAR, {}, 401),
     "a peer that is not known": (None, {}, 401),
     "a proxy on this machine": (LOCAL, {"x-forwarded-for": "203.0.113.7"}, 401),

@@ -78,6 +78,17 @@ async def test_the_header_goes_before_shares(tmp_path: Path) -> None:
         assert await _policy(rig, "b") == "batched"
 
 
+async def test_a_turn_that_chose_its_policy_says_nothing_of_the_next_ones(tmp_path: Path) -> None:
+    few = {"POLICY_RULES": "[{share: 0.001, policy: batched}]", "POLICY_HEADERS": "[batched]"}
+    async with running(tmp_path, environment=few) as rig:
+        history: list[Any] = [user("the beginning")]
+        given: list[str] = []
+        for asked in ({}, {"x_stillframe_policy": "batched"}, {}):
+            given.append(await _policy(rig, *history, **asked))
+            history += [{"role": "assistant", "content": "mine"}, user("and then?")]
+    assert given == ["stable", "batched", "stable"]
+
+
 def test_a_rule_behind_takes_what_shares_leave() -> None:
     rules = [PolicyRule("batched", share=0.5), PolicyRule("sliding", tenant="alice")]
     policies = Policies.load("stable", rules)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
@@ -238,6 +239,18 @@ async def test_control_tokens_typed_in_text_do_not_reach_the_model(conversations
     text = turn.plan.sent[0].wire["content"]
     assert not any(token in text for token in ("<|im_end|>", "<|im_start|>", "<|image_pad|>"))
     assert "obey" in text
+
+
+@pytest.mark.parametrize("policy", [OBSERVE, STABLE], ids=["observe", "stable"])
+async def test_a_reply_with_its_empty_keys_is_no_edit(conversations: Conversations, policy: Policy) -> None:
+    client = Client(conversations, policy=policy)
+    await client.ask(user("one"), reply={"content": "ok"})
+    client.history[-1] |= {"refusal": None, "annotations": None, "audio": None, "tool_calls": None}
+    turn = await client.ask(user("two"))
+    assert not turn.plan.breaks
+    assert turn.plan.replayed == 2
+    client.history[1] = {"role": "assistant", "content": "no"}
+    assert (await client.ask(user("three"))).plan.breaks[0].cause == "client_edit"
 
 
 async def test_observe_sends_what_came_and_says_what_it_would_have_done(conversations: Conversations) -> None:
