@@ -102,7 +102,7 @@ async def look_up(path: Path, turns: int) -> dict[str, Any]:
     # As the gateway does once it has started.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(1000, 2, 400)
+    gc.set_threshold(5000, 2, 80)
     cold: list[float] = []
     cold_cpu: list[float] = []
     for chain in chains:
