@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from context.estimates import message_tokens
-from context.plan import PromptPlan
+from context.plan import PromptPlan, SentMessage
 from metrics.attribution.base import Attribution, Cache, Left
 from metrics.attribution.causes import Estimate, attribute, tail_tokens
 from metrics.kv_mirror import Ending, KvMirror, MirrorView, Owner
@@ -78,6 +78,7 @@ class Attributor:
         turn: int | None,
         parent: int | None,
         replied: bool,
+        sent_before: Sequence[SentMessage] = (),
         estimate: Estimate = message_tokens,
     ) -> Attributing:
         """A request has ended. Called for a turn before it is called for the next one of its conversation.
@@ -89,13 +90,17 @@ class Attributor:
             turn: the ledger's number of the turn (`Begun.turn.id`); None where it was not accepted.
             parent: that of the turn that the plan goes on from (`Begun.parent`).
             replied: the engine's reply was kept whole.
+            sent_before: what the turn that the plan goes on from had sent (`Begun.before`).
             estimate: prompt tokens of a message as it is sent.
         """
         known = self._begun.pop(request_id, None)
         if known is None:
             return Attributing(None, lambda _: Attribution(cause="engine_unreported", actor="engine"))
         owner, cache = known
-        before = None if parent is None else self._left.get(parent, Left())
+        before = None if parent is None else self._left.get(parent)
+        if parent is not None and before is None:
+            # A turn of before the start. What a break cost is estimated by what had been sent.
+            before = Left(sum(estimate(one.wire) for one in sent_before)) if plan.breaks and sent_before else Left()
         if turn is not None:
             # Before anything is waited for: the next turn may come.
             self._keep(turn, _left(plan, usage, cache, replied, estimate))

@@ -167,6 +167,7 @@ class Recorder:
                 turn=None if begun.turn is None else begun.turn.id,
                 parent=begun.parent,
                 replied=turn.answered,
+                sent_before=turn.before,
                 estimate=turn.estimate,
             )
         found = planned(begun, turn.before)

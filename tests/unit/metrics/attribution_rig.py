@@ -115,7 +115,7 @@ class Rig:
         cache = Cache(client.salt, client.model)
         self.attributor.begin(request_id, client.owner, cache)
         self.usage = self._complete(begun.plan, client.salt, request_id, reply)
-        parent = begun.parent
+        parent, sent_before = begun.parent, begun.before
         begun = await self._conversations.accept(begun, {"role": "assistant", "content": reply})
         client.messages.append({"role": "assistant", "content": reply})
         self.tell()
@@ -125,9 +125,15 @@ class Rig:
             self.usage if self.reports else replace(self.usage, read_tokens=None, write_tokens=None),
             turn=begun.turn.id if begun.turn else None,
             parent=parent,
+            sent_before=sent_before,
             replied=True,
         )
         return ended.result()
+
+    def restart(self) -> None:
+        """The gateway begins anew, beside an engine that goes on and tells it no events."""
+        self.mirror = None
+        self.attributor = Attributor(None, self.core.config.block_tokens)
 
     def fill(self, tokens: int, *, seed: int) -> None:
         """Somebody else's long prompt: what is in its way is evicted."""

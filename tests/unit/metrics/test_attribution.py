@@ -290,3 +290,18 @@ async def test_the_evicted_image_is_named() -> None:
         assert found.evicted_conversation == one.owner
         assert found.lost_tokens is not None
         assert 0 < found.evicted_tokens <= found.lost_tokens
+
+
+@pytest.mark.parametrize(
+    "make",
+    [client_edit, client_window, volatile_text, tools_changed, policy_eviction, summary],
+    ids=lambda make: make.__name__,
+)
+async def test_what_broke_after_a_restart_is_named_all_the_same(make: Make) -> None:
+    async with rig() as one:
+        client = Client("c")
+        await begun(one, client)
+        one.restart()
+        found = await make(one, client)
+    assert (found.cause, found.actor) == (make.__name__, ACTORS[make])
+    assert found.lost_tokens
