@@ -10,11 +10,10 @@ from typing import Any, cast
 import pytest
 
 from engine.base import Engine
-from metrics.attribution import Attribution
 from tests.contract.differential import BLOCK_TOKENS
 from tests.contract.vllm_attribution import real_rig
 from tests.unit.metrics.attribution_rig import Client
-from tests.unit.metrics.test_attribution import ACTORS, Make, begun, below_block, cold, engine_unreported
+from tests.unit.metrics.test_attribution import ACTORS, Make, begun, check_made
 from tests.unit.metrics.test_attribution_sessions import CAUSES, TURNS, Session, _ready  # pyright: ignore[reportPrivateUsage]
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
@@ -31,16 +30,7 @@ async def test_every_cause(vllm_engine: Engine, demo_checkpoint: Path, make: Mak
         # It does what the rig of the fake engine does.
         made, client = cast("Any", real), Client("c")
         await begun(made, client)
-        found: Attribution = await make(made, client)
-        assert (found.cause, found.actor) == (make.__name__, ACTORS[make])
-        if make in (cold, below_block):
-            assert (found.expected_read, found.lost_tokens) == (0, 0)
-        elif make is engine_unreported:
-            assert (found.expected_read, found.lost_tokens) == (None, None)
-        else:
-            assert found.expected_read is not None
-            assert real.usage.read_tokens is not None
-            assert found.lost_tokens == found.expected_read - real.usage.read_tokens >= BLOCK_TOKENS
+        check_made(make, await make(made, client), real.usage, BLOCK_TOKENS)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from context.policies.choice import load_policy
 from context.policies.summary import Summary
 from engine.fake.template import ChatMLTemplate, Conversation
 from metrics.attribution import Attribution
+from metrics.usage import Usage
 from tests.contract.cases import words
 from tests.unit.metrics.attribution_rig import BLOCK, Client, OtherTemplate, Rig, picture, rig, uuid_of
 
@@ -105,21 +106,25 @@ ACTORS: dict[Make, str] = {
 }
 
 
+def check_made(make: Make, found: Attribution, usage: Usage, block: int) -> None:
+    """The cause that was made is the one that was found, and what it cost is what the engine did not read."""
+    assert (found.cause, found.actor) == (make.__name__, ACTORS[make])
+    if make in (cold, below_block):
+        assert (found.expected_read, found.lost_tokens) == (0, 0)
+    elif make is engine_unreported:
+        assert (found.expected_read, found.lost_tokens) == (None, None)
+    else:
+        assert found.expected_read is not None
+        assert usage.read_tokens is not None
+        assert found.lost_tokens == found.expected_read - usage.read_tokens >= block
+
+
 @pytest.mark.parametrize("make", ACTORS, ids=lambda make: make.__name__)
 async def test_every_cause(make: Make) -> None:
     async with rig(num_blocks=257) as made:
         client = Client("c")
         await begun(made, client)
-        found = await make(made, client)
-        assert (found.cause, found.actor) == (make.__name__, ACTORS[make])
-        if make in (cold, below_block):
-            assert (found.expected_read, found.lost_tokens) == (0, 0)
-        elif make is engine_unreported:
-            assert (found.expected_read, found.lost_tokens) == (None, None)
-        else:
-            assert found.expected_read is not None
-            assert made.usage.read_tokens is not None
-            assert found.lost_tokens == found.expected_read - made.usage.read_tokens >= BLOCK
+        check_made(make, await make(made, client), made.usage, BLOCK)
 
 
 async def test_it_is_what_was_sent_before_that_is_expected() -> None:
