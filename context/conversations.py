@@ -86,7 +86,7 @@ class Conversations:
             RequestError: the tools cannot be used.
         """
         came = transcript(wires, key)
-        found = await self._ledger.find(tenant, came.chain)
+        found = await self._ledger.find(tenant, came.chain, came.messages)
         known = Known(found.turn, found.length, found.at_reply) if found else None
         latest, is_sure = None, True
         if known is None or not continues(known, came):

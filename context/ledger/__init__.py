@@ -24,6 +24,7 @@ from context.ledger.rows import NewReply, NewTurn, reply_of, row_of, whole_row
 from context.plan import Turn
 from context.store.turn_entries import addition_of, answer_of
 from context.store.turn_rows import Entry, Row, replied, reply_name
+from context.transcript import Message
 
 __all__ = ["Found", "Ledger", "LedgerLimits", "LedgerStats", "NewReply", "NewTurn"]
 
@@ -114,16 +115,17 @@ class Ledger:
         await ledger._pruner.count()
         return ledger
 
-    async def find(self, tenant: str, chain: Sequence[bytes]) -> Found | None:
+    async def find(self, tenant: str, chain: Sequence[bytes], came: Sequence[Message] = ()) -> Found | None:
         """The longest prefix of a transcript that this tenant has sent, with the turn that ends there.
 
         Args:
             tenant: its name; other tenants' turns are never found.
             chain: the digest after each message of the transcript.
+            came: its messages. What is kept in the same spelling need not be read from the file then.
         """
         point = self._memory.match(tenant, chain)
         # What is in memory may have been continued by another process, or before this one began.
-        if (longer := await self._find_in_store(tenant, chain, point.length if point else 0)) is not None:
+        if (longer := await self._find_in_store(tenant, chain, point.length if point else 0, came)) is not None:
             self._store_hits += 1
             return longer
         turn = point and assemble(await self._rows(tenant, point.turn))
@@ -230,9 +232,11 @@ class Ledger:
         await self._feed.close()
         await self._file.close()
 
-    async def _find_in_store(self, tenant: str, chain: Sequence[bytes], above: int) -> Found | None:
+    async def _find_in_store(
+        self, tenant: str, chain: Sequence[bytes], above: int, came: Sequence[Message]
+    ) -> Found | None:
         if len(chain) - above > _INLINE_DIGESTS:
-            found = await self._file.read(lambda store: store.find(tenant, chain, above, self._memory))
+            found = await self._file.read(lambda store: store.find(tenant, chain, above, self._memory, came))
             if not found:
                 return None
             point, row = found

@@ -27,6 +27,14 @@ from context.transcript import DIGEST_BYTES, ImagePart, Message
 _MESSAGE_COST = 1024
 # A sent message of the client's is kept as its source and wire; others with their origin behind.
 _CLIENTS = 2
+# A digest and a form.
+_NAME_BYTES = 2 * DIGEST_BYTES
+_MISSING = Message({}, b"", b"")
+# How many messages a turn keeps, the client's and those that were sent; whether it has a reply, 0 or 1; how many of the
+# client's it adds; and bytes of their text, and of the reply's.
+Kept = tuple[int, int, int, int, int, int]
+# The index in the transcript of the first of the client's messages of a turn or a reply, how many, and their bytes.
+_Group = tuple[int, int, int]
 _Kind = TypeVar("_Kind", ImageRef, ImagePart, Message, SentMessage)
 # What sets each field of these, frozen or not.
 _PUTS: dict[type[Any], list[Callable[[Any, Any], None]]] = {
@@ -64,7 +72,7 @@ class Texts:
     other, and the arrays joined with commas."""
 
     digests: bytes
-    client: str
+    client: bytes
     sent: str
 
 
@@ -78,93 +86,125 @@ class Decoded:
     sent: list[SentMessage]
 
 
-def decode(kept: Sequence[tuple[int, int, int]], texts: Texts) -> Decoded:
+def decode(kept: Sequence[Kept], texts: Texts, came: Sequence[Message] = ()) -> Decoded:
     """What `encode` was given, with nothing hashed again: each turn's messages behind what it keeps of those before,
     and its reply behind them.
 
     Args:
-        kept: for each turn, the first one first, how many messages it keeps, the client's and those that were sent, and
-            whether it has a reply: 0 or 1.
+        kept: of each turn, the first one first.
         texts: their messages.
+        came: a client's messages, from the first one on. Turns and replies whose messages came in the spelling in which
+            they are kept share these; that takes a third of the time, and of the objects.
 
     Raises:
         ValueError: these are not its bytes.
     """
     # All texts are read as one, and all objects made at once: here calls cost more than bytes.
-    client: list[list[Any]] = value_of(f"[{texts.client}]")
     sent: list[list[Any]] = value_of(f"[{texts.sent}]")
-    if len(client) != len(sent) or len(client) != len(kept) + sum([one[2] for one in kept]):
+    groups = _groups(kept)
+    if len(groups) != len(sent) or len(texts.digests) != _NAME_BYTES * sum([count for _, count, _ in groups]):
         raise ValueError("a turn or a reply lacks its messages")
-    messages = _messages(list(chain.from_iterable(client)), texts.digests)
-    firsts: list[int] = []
-    for kept_client, _, is_answered in kept:
-        firsts.append(kept_client)
+    messages = _client_messages(groups, texts, came)
+    return _cut(kept, messages, _sent_messages(messages, sent, groups), sent)
+
+
+def _groups(kept: Sequence[Kept]) -> list[_Group]:
+    groups: list[_Group] = []
+    for kept_client, _, is_answered, count, size, reply_size in kept:
+        groups.append((kept_client, count, size))
         if is_answered:
-            firsts.append(kept_client + len(client[len(firsts) - 1]))
-    return _cut(kept, messages, _sent_messages(client, sent, firsts), client, sent)
+            groups.append((kept_client + count, 1, reply_size))
+    return groups
 
 
-def _messages(wires: list[dict[str, Any]], digests: bytes) -> list[Message]:
-    if len(digests) != len(wires) * 2 * DIGEST_BYTES:
-        raise ValueError("a message lacks its digests")
+def _client_messages(groups: Sequence[_Group], texts: Texts, came: Sequence[Message]) -> list[Message]:
+    names = b"".join([name for one in came for name in (one.digest, one.form)])
+    messages: list[Message] = []
+    missing: list[int] = []
+    missing_names: list[bytes] = []
+    missing_texts: list[bytes] = []
+    at = 0
+    for first, count, size in groups:
+        begin = len(messages)
+        kept_names = texts.digests[begin * _NAME_BYTES : (begin + count) * _NAME_BYTES]
+        if kept_names == names[first * _NAME_BYTES : (first + count) * _NAME_BYTES]:
+            messages += came[first : first + count]
+        else:
+            missing += range(begin, begin + count)
+            missing_names.append(kept_names)
+            missing_texts.append(texts.client[at : at + size])
+            messages += repeat(_MISSING, count)
+        at += size + 1
+    if missing:
+        wires: list[list[Any]] = value_of(b"[%s]" % b",".join(missing_texts))
+        read = _messages(list(chain.from_iterable(wires)), b"".join(missing_names))
+        for place, message in zip(missing, read, strict=True):
+            messages[place] = message
+    return messages
+
+
+def _messages(wires: list[dict[str, Any]], names: bytes) -> list[Message]:
+    if len(names) != len(wires) * _NAME_BYTES:
+        raise ValueError("a digest lacks its message")
     _revive(wires)
-    each = struct.unpack(f"{DIGEST_BYTES}s" * (2 * len(wires)), digests)
+    each = struct.unpack(f"{DIGEST_BYTES}s" * (2 * len(wires)), names)
     return _objects(Message, wires, each[::2], each[1::2])
 
 
 def _sent_messages(
-    client: Sequence[Sequence[Any]], sent: Sequence[Sequence[Any]], firsts: Sequence[int]
+    client: Sequence[Message], sent: Sequence[Sequence[Any]], groups: Sequence[_Group]
 ) -> list[SentMessage]:
     """Messages as they were sent.
 
     Args:
-        client, sent: what was kept, for each turn and reply.
-        firsts: the index in the transcript of the first of the client's messages of each.
+        client: the client's of all turns and replies, one after the other.
+        sent: what was kept, for each turn and reply.
+        groups: of each turn and reply.
     """
     wires: list[Any] = []
     sources: list[int | None] = []
     own: dict[int, str] = {}
-    for theirs, ours, first in zip(client, sent, firsts, strict=True):
+    begin = 0
+    for ours, (first, count, _) in zip(sent, groups, strict=True):
         for one in ours:
             if one.__class__ is int:
-                wires.append(theirs[one])
+                place: int = begin + one
+                wires.append(client[place].wire)
                 sources.append(first + one)
             else:
                 own[len(wires)] = one[2] if len(one) > _CLIENTS else "client"
                 sources.append(one[0])
                 wires.append(one[1])
+        begin += count
     origins = ["client"] * len(wires)
     for place, origin in own.items():
         origins[place] = origin
+    # Those that are the client's own hold their images already.
     _revive([wires[place] for place in own])
     return _objects(SentMessage, wires, sources, origins)
 
 
 def _cut(
-    kept: Sequence[tuple[int, int, int]],
-    client: list[Message],
-    sent: list[SentMessage],
-    client_groups: Sequence[Sequence[Any]],
-    sent_groups: Sequence[Sequence[Any]],
+    kept: Sequence[Kept], client: list[Message], sent: list[SentMessage], sent_groups: Sequence[Sequence[Any]]
 ) -> Decoded:
     """Drop what the turns do not keep of those before them.
 
     Args:
         kept: see `decode`.
         client, sent: all messages; they are changed.
-        client_groups, sent_groups: as many of each as a turn or a reply holds.
+        sent_groups: as many as were sent for each turn or reply.
     """
-    client_from, sent_from, _ = kept[0]
+    client_from, sent_from, *_ = kept[0]
     client_end = sent_end = group = 0
-    for kept_client, kept_sent, is_answered in kept:
+    for kept_client, kept_sent, is_answered, count, _, _ in kept:
         if kept_client != client_from + client_end:
             client_end = _drop(client, client_from, client_end, kept_client)
             client_from = min(client_from, kept_client)
         if kept_sent != sent_from + sent_end:
             sent_end = _drop(sent, sent_from, sent_end, kept_sent)
             sent_from = min(sent_from, kept_sent)
+        client_end += count + is_answered
         for _ in range(1 + is_answered):
-            client_end += len(client_groups[group])
             sent_end += len(sent_groups[group])
             group += 1
     return Decoded(client_from, sent_from, client, sent)

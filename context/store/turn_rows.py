@@ -193,13 +193,16 @@ class TurnStore(Protocol):
         ...
 
     def find(
-        self, tenant: str, chain: Sequence[bytes], above: int, known: KnownRows | None
+        self, tenant: str, chain: Sequence[bytes], above: int, known: KnownRows | None, came: Sequence[Message] = ()
     ) -> tuple[Point, Row] | None:
         """As `probe`, with the row that `load` gives."""
         ...
 
-    def load(self, tenant: str, turn: int, known: KnownRows | None) -> Row | None:
-        """A row that is based on one of `known`, or on none, whatever it was added on. None when it is not there."""
+    def load(self, tenant: str, turn: int, known: KnownRows | None, came: Sequence[Message] = ()) -> Row | None:
+        """A row that is based on one of `known`, or on none, whatever it was added on. None when it is not there.
+
+        `came`: messages that may be its client's in the same spelling. Those that are stand in it, and are not read.
+        """
         ...
 
     def write(self, entries: Sequence[Entry]) -> list[int]:

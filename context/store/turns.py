@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from context.images.memo import Lru
-from context.store.turn_codec import Texts, cost_of, decode, decode_tools, value_bytes, value_of
+from context.store.turn_codec import Kept, Texts, cost_of, decode, decode_tools, value_bytes, value_of
 from context.store.turn_entries import sort_out
 from context.store.turn_file import (
     ERRORS,
@@ -32,7 +32,7 @@ from context.store.turn_file import (
     translated,
 )
 from context.store.turn_rows import Addition, Entry, KnownRows, Point, Reply, Row, Tools, TurnStoreError, reply_name
-from context.transcript import DIGEST_BYTES
+from context.transcript import DIGEST_BYTES, Message
 
 _log = logging.getLogger(__name__)
 # Longest first, and it ends at the first that is known: mostly two or three probes of 180.
@@ -44,14 +44,16 @@ SELECT turn, i + 1, at_reply FROM at CROSS JOIN points WHERE tenant = ?
 _PROBE_ONE = "SELECT turn, at_reply FROM points WHERE tenant = ? AND chain = ?"
 # From a row down to one that is whole, or whose base is known, each with its reply; a base has a smaller id than what
 # stands on it, and comes first. All in one row: the interpreter's lock changes hands at each.
-_LOAD = """
+_LOAD = f"""
 WITH RECURSIVE walk (id, base) AS (
     SELECT id, base FROM turns WHERE id = ? AND tenant = ?
-    UNION ALL SELECT turns.id, turns.base FROM walk JOIN turns ON turns.id = walk.base{unless_known})
+    UNION ALL SELECT turns.id, turns.base FROM walk JOIN turns ON turns.id = walk.base{{unless_known}})
 SELECT min(ifnull(turns.base, 0)),
-    json_array(json_group_array(kept_client), json_group_array(kept_sent), json_group_array(turn IS NOT NULL)),
+    json_array(json_group_array(kept_client), json_group_array(kept_sent), json_group_array(turn IS NOT NULL),
+        json_group_array(length(turns.digests) / {2 * DIGEST_BYTES}), json_group_array(length(turns.client)),
+        json_group_array(ifnull(length(replies.client), 0))),
     CAST(group_concat(CAST(turns.digests || ifnull(replies.digests, '') AS TEXT), '') AS BLOB),
-    group_concat(turns.client || ifnull(',' || replies.client, '')),
+    CAST(group_concat(turns.client || ifnull(',' || replies.client, '')) AS BLOB),
     group_concat(turns.sent || ifnull(',' || replies.sent, ''))
 FROM (SELECT id FROM walk ORDER BY id) CROSS JOIN turns USING (id) LEFT JOIN replies ON turn = id
 """
@@ -130,14 +132,14 @@ class SqliteTurns:
             return self._prober.execute(query, (tenant, conversation)).fetchone()[0]
 
     def find(
-        self, tenant: str, chain: Sequence[bytes], above: int, known: KnownRows | None
+        self, tenant: str, chain: Sequence[bytes], above: int, known: KnownRows | None, came: Sequence[Message] = ()
     ) -> tuple[Point, Row] | None:
         with translated():
             point = _probe(self._reader, tenant, chain, above)
-            row = point and self.load(tenant, point.turn, known)
+            row = point and self.load(tenant, point.turn, known, came)
             return (point, row) if point and row else None
 
-    def load(self, tenant: str, turn: int, known: KnownRows | None) -> Row | None:
+    def load(self, tenant: str, turn: int, known: KnownRows | None, came: Sequence[Message] = ()) -> Row | None:
         with translated():
             found = self._reader.execute(_CONVERSATION, (turn, tenant)).fetchone()
             if found is None:
@@ -155,22 +157,24 @@ class SqliteTurns:
             # It is known, unless that was pruned in this moment.
             if base and (known is None or base not in known):
                 return None
-            return self._row(tenant, turn, base or None, list(zip(*value_of(kept), strict=True)), Texts(*texts), head)
+            all_kept: list[Kept] = list(zip(*value_of(kept), strict=True))
+            return self._row(tenant, turn, base or None, all_kept, Texts(*texts), head, came)
 
     def _row(
         self,
         tenant: str,
         turn: int,
         base: int | None,
-        kept: Sequence[tuple[int, int, int]],
+        kept: Sequence[Kept],
         texts: Texts,
         last: Sequence[Any],
+        came: Sequence[Message],
     ) -> Row:
         conversation, number, chain, tools, tools_data, state, epoch, policy, walked, reply_chain = last
         # All of it is kept: to look through it for cycles while it grows takes a tenth of the time.
         gc.disable()
         try:
-            made = decode(kept, texts)
+            made = decode(kept, texts, came)
         finally:
             gc.enable()
         reply = None

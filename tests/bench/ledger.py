@@ -19,14 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from context.images.base import ImageRef
 from context.ledger import Ledger, NewReply, NewTurn
 from context.plan import SentMessage
-from context.transcript import ImagePart, Transcript, transcript
+from context.transcript import ImagePart, Message, Transcript, transcript
 
 _KEY = b"bench"
 _TURNS = 60
@@ -94,22 +94,20 @@ async def look_up(path: Path, turns: int) -> dict[str, Any]:
     ledger = await Ledger.open(path)
     opening = time.perf_counter() - started
     step = max(1, turns // _TURNS // _LOOK_UPS)
-    # 178 messages that are known, and two that are new.
-    chains = [
-        (*conversation(number).chain[:178], os.urandom(32), os.urandom(32))
-        for number in range(0, turns // _TURNS, step)
-    ][:_LOOK_UPS]
+    # 178 messages that are known, and two that are new. Half of the clients write all of them as before.
+    numbers = range(0, turns // _TURNS, step)[:_LOOK_UPS]
+    same = [continued(conversation(number)) for number in numbers]
+    respelled = [
+        continued(transcript([reworded(one.wire) for one in conversation(n + 1).messages], _KEY)) for n in numbers
+    ]
     # As the gateway does once it has started.
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 2, 80)
-    cold: list[float] = []
-    cold_cpu: list[float] = []
-    for chain in chains:
-        cpu = time.process_time()
-        cold.append((await timed(lambda chain=chain: ledger.find("tenant", chain)))[0])
-        cold_cpu.append(time.process_time() - cpu)
-    assert ledger.stats().store_hits == len(chains)
+    cold, cold_cpu = await spreads(ledger, same)
+    read, read_cpu = await spreads(ledger, respelled)
+    assert ledger.stats().store_hits == len(same) + len(respelled)
+    chains = [chain for chain, _ in respelled]
     # Those that are still in memory.
     recent = chains[-50:]
     warm = [(await timed(lambda chain=chain: ledger.find("tenant", chain)))[0] for _ in range(20) for chain in recent]
@@ -120,14 +118,37 @@ async def look_up(path: Path, turns: int) -> dict[str, Any]:
     await ledger.close()
     return {
         "open_seconds": opening,
-        "cold_seconds": spread(cold),
-        "cold_cpu_seconds": spread(cold_cpu),
+        "cold_seconds": cold,
+        "cold_cpu_seconds": cold_cpu,
+        "cold_respelled_seconds": read,
+        "cold_respelled_cpu_seconds": read_cpu,
         "warm_seconds": spread(warm),
         "miss_seconds": spread(misses),
         "memory_bytes": stats.memory_bytes,
         "rss_bytes": rss_bytes(),
         "rss_before_bytes": before,
     }
+
+
+def continued(known: Transcript) -> tuple[tuple[bytes, ...], tuple[Message, ...]]:
+    """The chain and messages of a request that goes on from there."""
+    return (*known.chain[:178], os.urandom(32), os.urandom(32)), known.messages
+
+
+def reworded(wire: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with the same meaning and other bytes."""
+    return dict(reversed(list(wire.items())))
+
+
+async def spreads(ledger: Ledger, requests: Sequence[tuple[tuple[bytes, ...], tuple[Message, ...]]]) -> list[Any]:
+    """Wall and processor seconds of finding each."""
+    wall: list[float] = []
+    cpu: list[float] = []
+    for chain, came in requests:
+        began = time.process_time()
+        wall.append((await timed(lambda chain=chain, came=came: ledger.find("tenant", chain, came)))[0])
+        cpu.append(time.process_time() - began)
+    return [spread(wall), spread(cpu)]
 
 
 async def timed(call: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[float, Any]:

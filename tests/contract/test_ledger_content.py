@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -153,3 +154,36 @@ async def test_tools_come_back_as_they_were_sent(rig: Rig) -> None:
         found = await ledger.find("t", chain(request))
         assert found is not None
         assert repr(found.turn.tools) == repr(tools)
+
+
+@pytest.mark.parametrize("how", ["same", "respelled", "one respelled", "another reply", "shorter", "nothing"])
+async def test_a_client_that_says_what_it_came_with_finds_the_same(rig: Rig, how: str) -> None:
+    wires, parent = await converse(rig.ledger, 4)
+    # The middle goes, so that what is kept is not what stands one after the other in the file.
+    shorter = [*wires[:2], *wires[5:], user("five", 5)]
+    kept = await answer(rig.ledger, await rig.ledger.commit("t", new_turn(shorter, parent)), shorter, "a")
+    ledger = await rig.again()
+    came: dict[str, list[Wire]] = {
+        "same": [*shorter, assistant("a"), user("six")],
+        "respelled": [dict(reversed(list(one.items()))) for one in (*shorter, assistant("a"))],
+        "one respelled": [*shorter[:3], dict(reversed(list(shorter[3].items()))), *shorter[4:], assistant("a")],
+        "another reply": [*shorter, assistant("b")],
+        "shorter": list(shorter),
+        "nothing": [],
+    }
+    found = await ledger.find("t", chain(came[how] or shorter), messages(came[how]))
+    assert found is not None
+    assert same(found.turn, kept)
+    assert spelled(found.turn) == spelled(kept)
+
+
+async def test_what_came_as_it_was_kept_is_not_held_twice(tmp_path: Path) -> None:
+    rig = await Rig(tmp_path / "ledger.db").open()
+    wires, _ = await converse(rig.ledger, 4)
+    ledger = await rig.again()
+    came = messages(wires)
+    found = await ledger.find("t", chain(wires), came)
+    assert found is not None
+    assert [one is other for one, other in zip(found.turn.client, came, strict=True)] == [True] * len(came)
+    assert all(one.wire is came[one.source or 0].wire for one in found.turn.sent)
+    await ledger.close()
