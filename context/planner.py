@@ -186,6 +186,8 @@ def _breaks(
         is_policy = replayed < same
         rest = (view if is_policy else shaped).sent[replayed:]
         place = next((one.source for one in rest if one.source is not None), len(view.client) - 1)
+        # What was taken out may have stood where another message with the same words stands now.
+        place = max([place, *(one.source + 1 for one in shaped.sent[:replayed] if one.source is not None)])
         if is_policy:
             words = "the policy rewrote what was sent"
             first = shaped.broken or PrefixBreak("policy_eviction", "policy", place, detail=words)

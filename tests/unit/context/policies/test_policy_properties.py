@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from context.conversations import Begun
@@ -40,6 +40,14 @@ TURN = st.tuples(
     st.sampled_from([0, 0, 0, 1, 2, None]),
     st.sampled_from([0, 0, 0, 1]),
 )
+
+# A message that was cut and is still sent has the same words as one that comes later and takes its place.
+SAME_WORDS = [
+    ([("insert", 1)], [0, 0], 0, 0),
+    ([("delete", 0), ("regenerate", 0)], [], 0, 0),
+    ([("insert", 1), ("regenerate", 0)], [], 0, 0),
+    ([("delete", 0)], [], 0, 0),
+]
 
 
 def change(history: list[Wire], what: str, where: int) -> None:
@@ -86,6 +94,7 @@ def new_messages(client: Session, number: int, images: Sequence[int], still_open
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=EXAMPLES)
 @given(limited=st.booleans(), with_system=st.booleans(), turns=st.lists(TURN, min_size=2, max_size=8))
+@example(limited=False, with_system=False, turns=SAME_WORDS)
 async def test_what_holds_in_every_turn(name: str, limited: bool, with_system: bool, turns: list[Any]) -> None:
     request = Request(limits=Limits(max_images=5, max_prompt_tokens=9000) if limited else Limits())
     policy, start = POLICIES[name], [SYSTEM] if with_system else []
