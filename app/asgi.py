@@ -5,10 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import types
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from pydantic_core import to_json
@@ -22,6 +33,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
+T = TypeVar("T")
+
 JSON = (b"content-type", b"application/json")
 # What a client should wait before it tries again when the engine does not say it.
 _RETRY_AFTER_SECONDS = 5
@@ -34,12 +47,25 @@ _ERROR_HEADERS: Mapping[int, Headers] = {
     # The rest of the body may still be on its way; the connection cannot be used again.
     408: ((b"connection", b"close"),),
     413: ((b"connection", b"close"),),
-    429: ((b"retry-after", b"1"),),
 }
+_BUSY_SECONDS = 1
 
 
 class ClientLeft(Exception):
     """The client closed its connection before the answer was complete."""
+
+
+class MethodNotAllowed(RequestError):
+    """This path takes other methods; they stand in the answer's `Allow`.
+
+    Args:
+        allowed: those that it takes; with GET goes HEAD.
+        used: the request's.
+    """
+
+    def __init__(self, allowed: Sequence[str], used: str) -> None:
+        super().__init__(f"Use {' or '.join(allowed)} here, not {used}.", code="method_not_allowed", status=405)
+        self.allowed = ", ".join([*allowed, "HEAD"] if "GET" in allowed else allowed)
 
 
 class BodyBudget:
@@ -152,19 +178,21 @@ def declared_length(scope: Scope, limit_bytes: int) -> int:
         return limit_bytes
     length = int(text)
     if length > limit_bytes:
-        raise too_large(limit_bytes, length)
+        raise BodyTooLarge(limit_bytes, length)
     return length
 
 
-def too_large(limit_bytes: int, length: int | None = None) -> RequestError:
-    """The 413 that tells size, limit and remedy."""
-    size = f"{length:,} bytes" if length is not None else f"more than {limit_bytes:,} bytes"
-    return RequestError(
-        f"The request body has {size}; the limit is {limit_bytes:,}. Send smaller images, or raise "
-        "server.max_body_bytes.",
-        code="request_too_large",
-        status=413,
-    )
+class BodyTooLarge(RequestError):
+    """The 413 of a body above `server.max_body_bytes`: size, limit and remedy."""
+
+    def __init__(self, limit_bytes: int, length: int | None = None) -> None:
+        size = f"{length:,} bytes" if length is not None else f"more than {limit_bytes:,} bytes"
+        super().__init__(
+            f"The request body has {size}; the limit is {limit_bytes:,}. Send smaller images, or raise "
+            "server.max_body_bytes.",
+            code="request_too_large",
+            status=413,
+        )
 
 
 async def first_piece(receive: Receive, *, timeout_seconds: float) -> Message:
@@ -174,14 +202,43 @@ async def first_piece(receive: Receive, *, timeout_seconds: float) -> Message:
         RequestError: (408) it did not come in time.
         ClientLeft: the client closed the connection.
     """
+    coming = receive()
+    if isinstance(coming, types.CoroutineType):
+        # Mostly it is there already: to set up a timeout would take as long as parsing a small body.
+        begun = cast("Coroutine[Any, Any, Message]", coming)
+        try:
+            waited_for = begun.send(None)
+        except StopIteration as arrived:
+            return _piece(arrived.value)
+        coming = _continued(begun, waited_for)
     try:
         async with asyncio.timeout(timeout_seconds):
-            message = await receive()
+            return _piece(await coming)
     except TimeoutError as error:
         raise _too_slow(f"did not arrive within {timeout_seconds:g} seconds") from error
+
+
+def _piece(message: Message) -> Message:
     if message["type"] == "http.disconnect":
         raise ClientLeft
     return message
+
+
+@types.coroutine
+def _continued(begun: Coroutine[Any, Any, T], waited_for: Any) -> Generator[Any, Any, T]:
+    """What a coroutine comes to that was begun by hand, and now waits for this."""
+    try:
+        while True:
+            try:
+                sent = yield waited_for
+            except BaseException as error:
+                waited_for = begun.throw(error)
+            else:
+                waited_for = begun.send(sent)
+    except StopIteration as ended:
+        return ended.value
+    finally:
+        begun.close()
 
 
 async def read_body(
@@ -209,7 +266,7 @@ async def read_body(
     if first is not None and first["type"] == "http.request" and not first.get("more_body", False):
         whole: bytes = first.get("body", b"")
         if len(whole) > limit_bytes:
-            raise too_large(limit_bytes)
+            raise BodyTooLarge(limit_bytes)
         return whole
     # It grows where it lies. To join megabytes at the end would hold up the event loop.
     body = bytearray()
@@ -223,7 +280,7 @@ async def read_body(
                     raise ClientLeft
                 chunk: bytes = message.get("body", b"")
                 if len(body) + len(chunk) > limit_bytes:
-                    raise too_large(limit_bytes)
+                    raise BodyTooLarge(limit_bytes)
                 if not message.get("more_body", False):
                     if not body:
                         return chunk
@@ -300,8 +357,11 @@ async def respond_error(
 ) -> None:
     """Send an error of ours as OpenAI's error body. With `receive`, a client that still sends gets to read it."""
     extra = [*headers, *_ERROR_HEADERS.get(error.status, ())]
-    if isinstance(error, EngineError) and (error.retry_after_seconds is not None or error.status == 503):
-        extra.append((b"retry-after", str(error.retry_after_seconds or _RETRY_AFTER_SECONDS).encode()))
+    seconds = error.retry_after_seconds or {429: _BUSY_SECONDS, 503: _RETRY_AFTER_SECONDS}.get(error.status)
+    if seconds is not None:
+        extra.append((b"retry-after", str(seconds).encode()))
+    if isinstance(error, MethodNotAllowed):
+        extra.append((b"allow", error.allowed.encode()))
     if error.status != 413 or receive is None:
         await respond_json(send, error.status, error.body(), extra)
         return

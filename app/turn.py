@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from app import asgi
-from app.explain import EXPLAIN_HEADER, PIN_HEADER, explanation, pinned_images, plan_headers, wants_explanation
+from app.explain import (
+    EXPLAIN_HEADER,
+    PIN_HEADER,
+    REUSE_HEADER,
+    asked_ratio,
+    explanation,
+    pinned_images,
+    plan_headers,
+    wants_explanation,
+)
 from app.gateway import Gateway
 from app.wire import ChatCall
 from context.conversations import Begun
@@ -24,13 +33,18 @@ from metrics.records.record import Outcome
 from metrics.usage import Usage
 
 
+def _request_id() -> str:
+    # A name, and no secret: those that the system makes take ten times as long.
+    return f"{random.getrandbits(96):024x}"
+
+
 @dataclass(slots=True)
 class ServedTurn:
     """One chat request while it is served, and what will be said of it."""
 
     gateway: Gateway
     send: asgi.Send
-    request_id: str = field(default_factory=lambda: secrets.token_hex(12))
+    request_id: str = field(default_factory=_request_id)
     began: float = field(default_factory=time.perf_counter)
     stream: bool = False
     include_usage: bool = False
@@ -47,6 +61,7 @@ class ServedTurn:
     model: str = ""
     explain: bool = False
     pins: frozenset[str] = frozenset()
+    asked_ratio: float | None = None
     estimate: Estimate = message_tokens
     tenant: Tenant | None = None
     record_id: int = 0
@@ -63,12 +78,22 @@ class ServedTurn:
         self.stream, self.include_usage, self.model = call.stream, call.include_usage, call.model
         self.explain = wants_explanation(asgi.header(scope, EXPLAIN_HEADER))
         self.pins = pinned_images(asgi.header(scope, PIN_HEADER))
+        said = asgi.header(scope, REUSE_HEADER.encode())
+        self.asked_ratio = asked_ratio(said, allowed=self.gateway.settings.reuse_header)
         self.traceparent = asgi.header(scope, b"traceparent")
         asked = asgi.header(scope, POLICY_HEADER.encode())
         self.choices = self.gateway.policies.choose(model=self.model, tenant=tenant.name, header=asked)
         self.is_own_choice = asked is not None
         # Of several the conversation's is known when the conversation is.
         self.policy = self.choices.rest
+
+    @property
+    def reuse_ratio(self) -> float | None:
+        """The share of each image's tokens that is computed where its KV is kept; None for exact KV alone. What the
+        client says goes before its policy."""
+        if self.asked_ratio is not None:
+            return self.asked_ratio if self.asked_ratio < 1 else None
+        return None if self.policy is None else self.policy.reuse_ratio
 
     async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
         """Send the answer's head. From here on an error can only be an event of the stream."""
@@ -92,6 +117,8 @@ class ServedTurn:
             (b"x-request-id", self.request_id.encode()),
             (b"x-stillframe-policy", (self.policy or self.gateway.policies.default).name.encode()),
         ]
+        if (ratio := self.reuse_ratio) is not None and self.gateway.engine.info().reuses_images:
+            found.append((REUSE_HEADER.encode(), f"position_independent; ratio={ratio:g}".encode()))
         if self.not_available:
             found.append((b"x-stillframe-not-available", ", ".join(self.not_available[:8]).encode()))
         return found if self.begun is None else found + plan_headers(self.begun)

@@ -21,7 +21,7 @@ _MESSAGE_TOKENS = 5
 _CALL_TOKENS = 14
 _SIZES = 4096
 # Reports that are all taken in, and how many then go by for each that is.
-_FIRST_REPORTS, _LATER_REPORTS = 32, 4
+_FIRST_REPORTS, _LATER_REPORTS = 32, 8
 # Role and content are all that most messages have.
 _PLAIN_KEYS = 2
 

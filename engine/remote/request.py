@@ -27,6 +27,13 @@ def _token(text: str, what: str) -> str:
     return text
 
 
+@lru_cache(64)
+def _first_lines(method: str, target: str, host: str) -> str:
+    if not _TARGET.fullmatch(target):
+        raise RequestError("The path holds a character that a URL must percent-encode.", code="invalid_path")
+    return f"{_token(method, 'method')} {target} HTTP/1.1\r\nhost: {host}\r\naccept-encoding: identity"
+
+
 def request_head(method: str, target: str, host: str, headers: Mapping[str, str], length: int | None) -> bytes:
     """The head of a request.
 
@@ -40,9 +47,7 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
     Raises:
         RequestError: it holds something that cannot stand in a head.
     """
-    if not _TARGET.fullmatch(target):
-        raise RequestError("The path holds a character that a URL must percent-encode.", code="invalid_path")
-    lines = [f"{_token(method, 'method')} {target} HTTP/1.1\r\nhost: {host}\r\naccept-encoding: identity"]
+    lines = [_first_lines(method, target, host)]
     if "user-agent" not in headers:
         lines.append("user-agent: stillframe")
     lines += [f"{_token(name, 'header')}: {value}" for name, value in headers.items()]

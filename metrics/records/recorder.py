@@ -37,6 +37,8 @@ _LATE_ENCODER_SECONDS = 0.1
 _LOOK_EVERY_SECONDS = 0.02
 # So many are made before others have their turn on the loop: half a millisecond.
 _AT_ONCE = 8
+# Of those that are waited for so many are looked at: where many wait, each look would else cost as much as they are.
+_LOOKED_AT_ONCE = 128
 
 
 @dataclass(slots=True)
@@ -144,16 +146,18 @@ class Recorder:
         loop, made = asyncio.get_running_loop(), 0
         now = loop.time()
         try:
-            for _ in range(len(self._late)):
+            for _ in range(min(_LOOKED_AT_ONCE, len(self._late))):
+                if made == _AT_ONCE:
+                    break
                 late = self._late.popleft()
                 with _survived():
-                    if made < _AT_ONCE and self._is_settled(late, now):
+                    if self._is_settled(late, now):
                         made += 1
                         self._complete(late)
                     else:
                         self._late.append(late)
         finally:
-            again = 0.0 if made == _AT_ONCE else _LOOK_EVERY_SECONDS
+            again = 0.0 if made else _LOOK_EVERY_SECONDS
             self._look = loop.call_later(again, self._look_again) if self._late else None
 
     def _opened(self, turn: Ended, begun: Begun, now: float) -> _Late:

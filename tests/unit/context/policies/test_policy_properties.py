@@ -42,7 +42,7 @@ TURN = st.tuples(
 )
 
 # A message that was cut and is still sent has the same words as one that comes later and takes its place.
-SAME_WORDS = [
+SAME_WORDS: list[Any] = [
     ([("insert", 1)], [0, 0], 0, 0),
     ([("delete", 0), ("regenerate", 0)], [], 0, 0),
     ([("insert", 1), ("regenerate", 0)], [], 0, 0),
