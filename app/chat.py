@@ -94,6 +94,7 @@ async def _receive(
         affinity=begun.conversation,
         authorization=authorization,
         max_image_bytes=gateway.settings.images.max_sent_bytes,
+        reuse_ratio=turn.reuse_ratio if call.images else None,
     )
 
 
@@ -126,11 +127,13 @@ async def _begin(
     assert policy is not None, "chosen before"
     # The same figures for the whole request, whatever others report meanwhile.
     turn.estimate = estimate = gateway.estimators.of(turn.model).frozen()
+    arms = [arm.policy for arm in turn.choices.arms] if turn.choices else []
+    slots = await _slot_matches(gateway, tenant, [policy, *arms] if call.images else [])
     request = Request(
         limits=Limits(info.max_images_per_prompt, info.max_model_tokens),
         pins=turn.pins,
         estimate=estimate,
-        slot_match=await _slot_match(gateway, tenant, policy) if call.images else None,
+        slot_match=slots.get(policy.name),
         is_own_choice=turn.is_own_choice,
     )
     turn.begun = begun = await gateway.conversations.begin(
@@ -143,23 +146,21 @@ async def _begin(
         conversation=name[0],
         is_shared=name[1],
         summarize=summarize,
-        assign=await _assign(turn, tenant, call, request) if turn.choices and turn.choices.arms else None,
+        assign=_assign(turn, tenant, request, slots) if arms else None,
     )
     turn.before = begun.before
     check_quotas((turn.policy or policy).quotas, begun.plan, begun.transcript, begun.before, estimate)
     return begun
 
 
-async def _assign(turn: ServedTurn, tenant: Tenant, call: ChatCall, request: Request) -> Assign:
+def _assign(turn: ServedTurn, tenant: Tenant, request: Request, slots: Mapping[str, SlotMatch]) -> Assign:
     """Gives a conversation its policy, where conversations share several."""
     choices = turn.choices
     assert choices is not None, "chosen before"
-    policies = [arm.policy for arm in choices.arms]
-    slots = {one.name: await _slot_match(turn.gateway, tenant, one) for one in policies if call.images}
 
     def assign(conversation: str, before: str | None) -> tuple[LoadedPolicy, Request]:
         turn.policy = chosen = choices.of(tenant.name, conversation, before)
-        return chosen, replace(request, slot_match=slots.get(chosen.name, request.slot_match))
+        return chosen, replace(request, slot_match=slots.get(chosen.name))
 
     return assign
 
@@ -181,14 +182,14 @@ def _summarizer(
     )
 
 
-async def _slot_match(gateway: Gateway, tenant: Tenant, policy: LoadedPolicy) -> SlotMatch | None:
-    """Which images may stand for others, where the policy has that."""
-    distance = policy.slot_distance
-    if distance is None:
-        return None
-    # Hashes are made beside the requests; those of this one's images are worth a moment.
+async def _slot_matches(gateway: Gateway, tenant: Tenant, policies: Sequence[LoadedPolicy]) -> Mapping[str, SlotMatch]:
+    """Which images may stand for others, by the names of the policies that have that."""
+    distances = {one.name: one.slot_distance for one in policies if one.slot_distance is not None}
+    if not distances:
+        return {}
+    # Hashes are made beside the requests; those of this one's images are worth a moment, one for all policies.
     await gateway.images.hashed(_HASHING_SECONDS)
-    return gateway.images.slot_match(tenant.name, distance)
+    return {name: gateway.images.slot_match(tenant.name, distance) for name, distance in distances.items()}
 
 
 def _require_json(scope: asgi.Scope) -> None:

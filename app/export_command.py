@@ -15,6 +15,7 @@ from rich.console import Console
 from app.commands import check_writable, credentials, open_gateway, write_json
 from app.settings import Settings
 from context.errors import ConfigError
+from context.store.turn_rows import TurnStoreError
 
 if TYPE_CHECKING:
     from context.transcript import ImagePart
@@ -30,7 +31,6 @@ def export(options: argparse.Namespace, settings: Settings) -> int:
     Raises:
         ConfigError: an option is wrong, there are no turns, or the file cannot be written.
         EngineUnavailable: the gateway that was named does not answer.
-        TurnStoreError: the turns cannot be read now.
     """
     if not 1 <= options.block_tokens <= _MOST_BLOCK_TOKENS:
         raise ConfigError("flag", "--block-tokens", f"takes a number from 1 to {_MOST_BLOCK_TOKENS}")
@@ -40,7 +40,10 @@ def export(options: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError("flag", "--json", "and --out cannot both be standard output; name a file for one")
     for file in (options.out, options.json):
         check_writable(file)
-    return asyncio.run(_export(options, settings))
+    try:
+        return asyncio.run(_export(options, settings))
+    except TurnStoreError as error:
+        raise ConfigError(str(settings.data_path / "ledger.db"), "", error.remedy) from error
 
 
 async def _export(options: argparse.Namespace, settings: Settings) -> int:

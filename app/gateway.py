@@ -23,7 +23,7 @@ from context.images.service import ImageService
 from context.ledger import Ledger
 from context.store.blobs import BlobStore
 from context.tenancy import Tenancy, Tenant, load_secret, load_token
-from engine.base import Engine
+from engine.base import Engine, EngineInfo
 from engine.template_check import TemplateFindings, check_template
 from metrics.attribution import Attributor
 from metrics.encoder_log import EncoderLog
@@ -33,10 +33,12 @@ from metrics.kv_mirror import KvMirror
 from metrics.prometheus import GatewayMetrics
 from metrics.records.recorder import Recorder
 from metrics.records.writer import RecordWriter
+from metrics.reporting import SILENT, CacheReporting, Told, yes_or_no
 from metrics.usage import Usage
 
 _log = logging.getLogger(__name__)
 _LAG_EVERY_SECONDS = 0.05
+_LOOK_EVERY_SECONDS = 0.25
 # Requests leave hardly any cycles behind: to look for them at every 700 objects was a tenth of a small request. What is
 # freed of what was there at the last look is not subtracted, so that requests side by side soon make 1000: at 5000 a
 # request takes a sixth less of the CPU. Not more, for nothing else runs meanwhile: it takes 0.3 ms, and 1 ms at every
@@ -67,7 +69,7 @@ class Gateway:
         self.background = Background(self.metrics.count_background_failure)
         self.recorder = Recorder(self.metrics, self.encoder_log, settings.price_table())
         # What it knows of the engine comes with the engine.
-        self.recorder.attributor = Attributor(None, None)
+        self.attributor = self.recorder.attributor = Attributor(None, None)
         self.recorder.measure = lambda model, wire: self.estimators.uncorrected(model, wire)
         self.budget = BodyBudget(settings.server.inflight_body_bytes, _SMALL_BODY_BYTES)
         data = settings.data_path
@@ -85,6 +87,8 @@ class Gateway:
         self.images = ImageService(settings.images.limits(), settings.fetch.limits(), self._store)
         # Known a moment after the engine is ready; nothing until then.
         self.template = TemplateFindings()
+        self.reporting = CacheReporting()
+        self._is_checked = False
         # Images that a request was refused for, with that request; app/pictures.py says why.
         self.refused_images: Lru[bytes, bytes] = Lru(_REFUSED_IMAGES)
         self._ledger_file = data / "ledger.db"
@@ -98,7 +102,6 @@ class Gateway:
         self.policies = settings.policies()
         self.estimators = estimates.rough(settings)
         self._give_up, self._ready = give_up, ready
-        self._told_unreported = False
         # Whether requests go to the engine with a key that their client did not choose.
         self.has_own_key = bool(settings.upstreams.api_key or settings.auth.keys)
 
@@ -185,13 +188,8 @@ class Gateway:
 
     def note_usage(self, usage: Usage) -> None:
         """Say once that the engine does not tell what it reads from its prefix cache."""
-        if self._told_unreported or usage.prompt_tokens is None or usage.read_tokens is not None:
-            return
-        self._told_unreported = True
-        _log.warning(
-            "engine: it does not report what it reads from its prefix cache, so that nothing can be said about it; "
-            "start vLLM with --enable-prompt-tokens-details"
-        )
+        if self.reporting.heed(usage):
+            _log.warning("engine: %s", SILENT)
 
     async def _run_engine(self) -> None:
         """Start the engine and follow what it reports."""
@@ -201,49 +199,63 @@ class Gateway:
         except (EngineError, ConfigError) as error:
             _log.error("engine: %s", error)
             if isinstance(error, ConfigError) or self.engine.info().kind != "remote":
-                # An upstream may come yet. An engine of our own that cannot start now never will.
+                # An engine of our own that cannot start now never will.
                 self._give_up(error)
                 return
+            # An upstream may come yet.
+            while not self.engine.health().ready:  # noqa: ASYNC110 - it is the engine that asks
+                await asyncio.sleep(_LOOK_EVERY_SECONDS)
         except Exception as error:
             _log.error("engine: it cannot be started: %s", place_of(error))
             self._give_up(EngineUnavailable("The engine cannot be started; the log says where it broke."))
             return
-        else:
-            # What the start left behind stays for good; the collector need not look through it again and again.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(*_COLLECT_AT)
-            self._ready(time.monotonic() - started)
-            await self.background.keep("follow", self._follow)
-            return
-        await self.background.keep("follow", self._follow_encoder)
-
-    async def _follow_encoder(self) -> None:
-        with suppress(EngineError):
-            await self.encoder_log.follow(self.engine)
+        # What the start left behind stays for good; the collector need not look through it again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_COLLECT_AT)
+        self._ready(time.monotonic() - started)
+        await self.background.keep("follow", self._follow)
 
     async def _follow(self) -> None:
         """Read the events of an engine that has started: not before, it may have nothing to subscribe to."""
-        info = self.engine.info()
+        info, attributor = self.engine.info(), self.attributor
         has_events = info.kind != "remote"
-        mirror = KvMirror(info.block_tokens) if has_events and info.block_tokens else None
-        attributor = self.recorder.attributor = Attributor(mirror, info.block_tokens)
+        mirror = attributor.mirror
+        if mirror is None or mirror.block_tokens != info.block_tokens:
+            # One for all of the process's life: where following broke and is begun again, it is the one that knows.
+            mirror = KvMirror(info.block_tokens) if has_events and info.block_tokens else None
+        attributor.learn(mirror, info.block_tokens)
         self.recorder.has_encoder_events = has_events
-
-        async def ask_template() -> None:
-            self.template = await check_template(self.engine)
-            attributor.template_extends = self.template.extends
-            for words in self.template.warnings:
-                _log.warning("engine: %s", words)
 
         follow = [mirror.follow(self.engine)] if mirror is not None else []
         try:
             async with asyncio.TaskGroup() as group:
-                for work in (self.encoder_log.follow(self.engine), *follow, ask_template()):
+                for work in (self.encoder_log.follow(self.engine), *follow, self._check_engine(info)):
                     group.create_task(work)
         except* EngineError:
             # It stops, or did.
             pass
+
+    async def _check_engine(self, info: EngineInfo) -> None:
+        """Find out what matters to the caches, and say it once."""
+        if self._is_checked:
+            return
+        self.reporting.learn(info)
+        self.template = await check_template(self.engine)
+        self.attributor.template_extends = self.template.extends
+        for words in (*self.reporting.warnings, *self.template.warnings):
+            _log.warning("engine: %s", words)
+        told = ", ".join(f"{name} {answer}" for name, answer in self.engine_checks().items())
+        _log.info("engine: %s", told.replace("_", " "))
+        self._is_checked = True
+
+    def engine_checks(self) -> dict[str, Told]:
+        """What was found out about the engine, in `metrics/catalogue.py::CHECKS`' words."""
+        return {
+            "template_appends": yes_or_no(self.template.extends),
+            "prefix_caching": yes_or_no(self.reporting.prefix_caching),
+            "reports_read": self.reporting.reports,
+        }
 
     async def _load_estimates(self) -> None:
         """Beside the start of the engine: a vocabulary takes as long to load as many requests take to serve."""

@@ -21,14 +21,16 @@ from context.policies.document import PRESETS
 from context.policies.parameters import parameters, values
 
 if TYPE_CHECKING:
+    from app.settings import Settings
     from metrics.preview import PreviewTurn
 
 MAX_STEPS = 500
 _WIDTH = 150
 
 
-def check(options: argparse.Namespace) -> int:
-    """Validate a policy and show what it would do. Exit status 0 when it can be used; a fault ends with 2.
+def check(options: argparse.Namespace, settings: Settings | None = None) -> int:
+    """Validate a policy and show what it would do, and for whom it is in force by the settings. Exit status 0 when it
+    can be used; a fault ends with 2.
 
     Raises:
         ConfigError: the policy, or an option, cannot be used.
@@ -42,12 +44,20 @@ def check(options: argparse.Namespace) -> int:
     turns = asyncio.run(preview(policy, options.steps))
     baseline = turns if policy.document == stable.document else asyncio.run(preview(stable, options.steps))
     summary = _summary(turns, baseline)
+    force = [] if settings is None else _in_force(policy, settings)
     if options.json is not None:
         shown = {"name": policy.name, "version": policy.version, "kind": policy.document.kind}
-        report = {"parameters": _own(policy), "turns": [asdict(turn) for turn in turns], "summary": summary}
+        report = {
+            "parameters": _own(policy),
+            "in_force": force,
+            "turns": [asdict(turn) for turn in turns],
+            "summary": summary,
+        }
         write_json(options.json, {**shown, **report})
     console = _console(options)
     console.print(f"{policy.name} {policy.version} ({policy.document.kind}) can be used.", highlight=False)
+    if settings is not None:
+        console.print(_said_of_force(force), highlight=False, markup=False, soft_wrap=True)
     console.print(_parameter_table(policy))
     console.print(_turn_table(turns))
     console.print(_sentence(policy, summary), highlight=False, soft_wrap=True)
@@ -74,6 +84,40 @@ def list_presets(options: argparse.Namespace) -> int:
     console.print(table)
     console.print("When to use each: configs/policies/README.md", highlight=False)
     return 0
+
+
+def _in_force(policy: LoadedPolicy, settings: Settings) -> list[dict[str, Any]]:
+    """Where the settings name a policy: for the rest of the requests, by a rule, or for clients that ask for it."""
+
+    def is_it(name: str) -> bool:
+        try:
+            return load_policy(name).document == policy.document
+        except ConfigError:
+            return False
+
+    anybody = {"model": None, "tenant": None, "share": None}
+    found: list[dict[str, Any]] = [
+        {"by": "rule", "model": rule.model, "tenant": rule.tenant, "share": rule.share}
+        for rule in settings.policy_rules
+        if is_it(rule.policy)
+    ]
+    if is_it(settings.policy):
+        found.append({"by": "default", **anybody})
+    return [*found, *({"by": "header", **anybody} for name in settings.policy_headers if is_it(name))]
+
+
+def _said_of_force(force: Sequence[dict[str, Any]]) -> str:
+    if not force:
+        return "The settings name it nowhere."
+    said: list[str] = []
+    for one in force:
+        if one["by"] == "rule":
+            whose = [f"{key} {one[key]}" for key in ("model", "tenant") if one[key] is not None]
+            what = "all conversations" if one["share"] is None else f"{one['share']:.4g} of the conversations"
+            said.append(f"for {what}{' of ' + ' and '.join(whose) if whose else ''} that no rule before took")
+        else:
+            said.append("for all that no rule takes" if one["by"] == "default" else "where a client asks for it")
+    return f"In force by the settings: {'; '.join(said)}."
 
 
 def _console(options: argparse.Namespace) -> Console:

@@ -45,6 +45,7 @@ async def metrics(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, se
     """Prometheus' text format."""
     gateway.metrics.count_images(gateway.images.stats())
     gateway.recorder.count()
+    gateway.metrics.count_checks(gateway.engine_checks())
     body = gateway.metrics.exposition(engine_ready=gateway.engine.health().ready)
     await asgi.respond(send, 200, body, [_METRICS_TYPE])
 
@@ -93,7 +94,8 @@ async def engine(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, sen
     ):
         if reply.status >= 400:
             status, error = public_error_bytes(await reply.read(), reply.status)
-            await asgi.respond_json(send, status, error)
+            allow = reply.headers.get("allow")
+            await asgi.respond_json(send, status, error, [(b"allow", allow.encode("latin-1"))] if allow else [])
             return
         kept = [(n.encode(), v.encode("latin-1")) for n, v in reply.headers.items() if n in _FORWARDED]
         await send({"type": "http.response.start", "status": reply.status, "headers": kept})
@@ -144,6 +146,7 @@ async def state(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send
                 "max_images_per_prompt": info.max_images_per_prompt,
             },
             "template": dataclasses.asdict(gateway.template),
+            "checks": gateway.engine_checks(),
             "policy": gateway.policies.default.name,
         },
     )
@@ -177,12 +180,6 @@ _PREFIXES: dict[str, tuple[str, Handler]] = {
 }
 
 
-class _MethodNotAllowed(RequestError):
-    def __init__(self, allowed: str, used: str) -> None:
-        super().__init__(f"Use {allowed} here, not {used}.", code="method_not_allowed", status=405)
-        self.allowed = f"{allowed}, HEAD" if allowed == "GET" else allowed
-
-
 def find(path: str) -> tuple[str, Handler]:
     """The method and the handler of a path; a slash at its end does not matter.
 
@@ -213,7 +210,7 @@ async def dispatch(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, s
     try:
         method, handler = find(asgi.path(scope))
         if method not in (scope["method"], "*") and not (scope["method"] == "HEAD" and method == "GET"):
-            raise _MethodNotAllowed(method, scope["method"])
+            raise asgi.MethodNotAllowed([method], scope["method"])
         await handler(gateway, scope, receive, noting)
     except asgi.ClientLeft:
         return
@@ -226,5 +223,4 @@ async def dispatch(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, s
             return
         if not isinstance(error, (RequestError, EngineError)):
             error = EngineError("The gateway failed to serve this request.")
-        allow = [(b"allow", error.allowed.encode())] if isinstance(error, _MethodNotAllowed) else []
-        await asgi.respond_error(send, error, allow, receive)
+        await asgi.respond_error(send, error, receive=receive)

@@ -12,17 +12,12 @@ from context.layout.revise import Wire, freeze_message
 from context.plan import SentMessage, Turn
 from context.policies.base import Rules
 from context.policies.places import names_of
-from context.transcript import Message, Transcript, parts_of
+from context.transcript import Message, Transcript, last_reply, parts_of
 
 # What the client brings about by changing a message that is sent no more.
 _NOT_SENT = "; nothing was sent for it any more"
 # Messages of ours that hold what is known of those that were taken out.
 _STAND_FOR_OTHERS = frozenset(("summary", "marker"))
-
-
-def last_reply(messages: Sequence[Message]) -> int:
-    """The index of the last reply; -1 where there is none."""
-    return next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), -1)
 
 
 def last_of_user(messages: Sequence[Message]) -> int:

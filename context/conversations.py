@@ -95,20 +95,18 @@ class Conversations:
         if conversation is None:
             conversation = base.conversation if base is not None else _name(came, key)
         if assign is not None:
-            # The same beginning may stand in another conversation; and a name that many have says nothing of one.
-            is_own = base is not None and (is_shared or base.conversation == conversation)
-            named = _name(came, key) if is_shared else conversation
-            stays = base is not None and is_own and not base.state.get(OWN_CHOICE)
-            policy, request = assign(named, base.policy if base is not None and stays else None)
+            policy, request = assign(
+                _name(came, key) if is_shared else conversation, _policy_of(base, conversation, is_shared=is_shared)
+            )
         number = _number(known, latest, came)
         made = plan(came, tools, known, latest, policy, request, is_sure=is_sure, number=number)
         if made.summary is not None and summarize is not None:
             text = await summarize(made.summary, conversation)
             if text is not None:
                 made = plan(came, tools, known, latest, policy, request, is_sure=is_sure, number=number, summary=text)
-        parent = base.id if base is not None else None
-        before = base.sent if base is not None else ()
-        return Begun(tenant, conversation, number, came, made, parent, policy.name, before=before)
+        if base is None:
+            return Begun(tenant, conversation, number, came, made, None, policy.name)
+        return Begun(tenant, conversation, number, came, made, base.id, policy.name, before=base.sent)
 
     async def accept(self, begun: Begun, message: Mapping[str, Any] | None = None) -> Begun:
         """Keep a turn that the engine has taken; with the engine's reply, whole, where that is there already."""
@@ -171,6 +169,14 @@ def _reply(begun: Begun, message: Mapping[str, Any]) -> NewReply:
     return NewReply(reply, SentMessage(reply.wire, len(begun.transcript)), chain)
 
 
+def _policy_of(base: Turn | None, conversation: str, *, is_shared: bool) -> str | None:
+    """The policy that a conversation stays with; None where it has none yet."""
+    # The same beginning may stand in another conversation; and a name that many have says nothing of one.
+    if base is None or not (is_shared or base.conversation == conversation) or base.state.get(OWN_CHOICE):
+        return None
+    return base.policy
+
+
 def _number(known: Known | None, latest: Turn | None, came: Transcript) -> int:
     if latest is not None:
         return latest.number + 1
@@ -179,6 +185,11 @@ def _number(known: Known | None, latest: Turn | None, came: Transcript) -> int:
     # The same request again is the same turn.
     again = not known.at_reply and known.length == len(came)
     return known.turn.number if again else known.turn.number + 1
+
+
+def content_name(wires: Sequence[Mapping[str, Any]], key: bytes) -> str:
+    """The name that a conversation of these messages has where its client gives it none."""
+    return _name(transcript(wires, key), key)
 
 
 def _name(came: Transcript, key: bytes) -> str:

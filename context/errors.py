@@ -48,13 +48,23 @@ class RequestError(StillframeError):
         code: a stable machine-readable word.
         param: the place in the body, such as `messages[2].content[0]`.
         status: HTTP status, 4xx.
+        retry_after_seconds: when it may be tried again; None where that is not known.
     """
 
     type = "invalid_request_error"
 
-    def __init__(self, message: str, *, code: str, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        status: int = 400,
+        retry_after_seconds: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message, self.code, self.param, self.status = message, code, param, status
+        self.retry_after_seconds = retry_after_seconds
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error body."""

@@ -10,6 +10,11 @@ from pathlib import Path
 class UnusableFile(Exception):
     """A file cannot be used. Its text says why and what to do, and follows on the file's name."""
 
+    @property
+    def what(self) -> str:
+        """Why alone, for a file that nobody has named."""
+        return str(self).partition(";")[0]
+
 
 def read_text(path: str | Path, max_bytes: int) -> str:
     """The text of a regular file, UTF-8, with or without a byte order mark.
@@ -40,6 +45,23 @@ def read_text(path: str | Path, max_bytes: int) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnusableFile("is no text in UTF-8; save it as that, or name another file") from error
+
+
+def require_file(path: Path) -> None:
+    """See that a regular file stands there.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        UnusableFile: it is something else, or may not be looked at.
+    """
+    try:
+        _require_file(path.stat().st_mode)
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise UnusableFile("cannot be read: its permissions do not let it; check who may read it") from error
+    except (OSError, ValueError) as error:
+        raise UnusableFile("cannot be read; check the path") from error
 
 
 def _read(fd: int, most: int) -> bytes:

@@ -17,7 +17,7 @@ from context.layout.patterns import Patterns
 from context.layout.spans import find_spans
 from context.layout.volatile import mask
 from context.plan import Turn
-from context.transcript import ImagePart, Message, parts_of
+from context.transcript import ImagePart, Message, last_reply, texts_of
 
 _HEAD_ROLES = frozenset(("system", "developer"))
 # So many characters that a model wrote do not come out the same by chance; words such as "Done." do.
@@ -47,7 +47,7 @@ def is_surely(turn: Turn, messages: Sequence[Message], *, named: bool) -> bool:
         mine = {message.digest: message.role for message in _body(turn.client)}
         shared = {message.digest for message in _body(messages)} & mine.keys()
         return len(shared) > 1 or any(mine[digest] != "assistant" for digest in shared) or _asks_alike(turn, messages)
-    old, new = list(_body(turn.client)), list(_body(messages[: _last_reply(messages) + 1]))
+    old, new = list(_body(turn.client)), list(_body(messages[: last_reply(messages) + 1]))
     is_same = bool(new) and [message.digest for message in old] == [message.digest for message in new]
     if is_same and _differ_in_times(turn.client, messages):
         return True
@@ -76,7 +76,7 @@ def _differ_in_times(before: Sequence[Message], now: Sequence[Message]) -> bool:
     old, new = ([one for one in messages if one.role in _HEAD_ROLES] for messages in (before, now))
     return len(old) == len(new) and all(
         one.digest == two.digest
-        or [_timeless(text) for text in _texts(one)] == [_timeless(text) for text in _texts(two)]
+        or [_timeless(text) for text in texts_of(one.wire)] == [_timeless(text) for text in texts_of(two.wire)]
         for one, two in zip(old, new, strict=True)
     )
 
@@ -87,10 +87,6 @@ def _timeless(text: str) -> str:
 
 def _body(messages: Sequence[Message]) -> Iterator[Message]:
     return (message for message in messages if message.role not in _HEAD_ROLES)
-
-
-def _last_reply(messages: Sequence[Message]) -> int:
-    return next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), -1)
 
 
 def _is_left_of(now: Message, before: Message) -> bool:
@@ -108,18 +104,13 @@ def _key(part: Any) -> Any:
 def _written(message: Message) -> int:
     """How many characters a reply has, its calls included."""
     calls = message.wire.get("tool_calls")
-    return sum(map(len, _texts(message))) + (len(to_json(calls)) if calls else 0)
-
-
-def _texts(message: Message) -> list[str]:
-    found = (None if isinstance(part, ImagePart) else part.get("text") for part in parts_of(message.wire))
-    return [text for text in found if isinstance(text, str)]
+    return sum(map(len, texts_of(message.wire))) + (len(to_json(calls)) if calls else 0)
 
 
 def _asks_alike(turn: Turn, messages: Sequence[Message]) -> bool:
     """Whether the question that the last reply of a history answers is like the last one of a turn."""
     old = [message for message in turn.client if message.role == "user"][-1:]
-    new = [message for message in messages[: max(_last_reply(messages), 0)] if message.role == "user"][-1:]
+    new = [message for message in messages[: max(last_reply(messages), 0)] if message.role == "user"][-1:]
     return any(_are_alike(one, two) for one, two in zip(old, new, strict=True)) if old and new else False
 
 
@@ -127,7 +118,7 @@ def _are_alike(one: Message, two: Message) -> bool:
     """Whether two questions may be one that was edited: they share an image, or half of their text."""
     if {part.ref.image_id for _, part in one.images} & {part.ref.image_id for _, part in two.images}:
         return True
-    old, new = "\n".join(_texts(one)), "\n".join(_texts(two))
+    old, new = "\n".join(texts_of(one.wire)), "\n".join(texts_of(two.wire))
     if old == new:
         return bool(old)
     most = min(len(old), len(new))

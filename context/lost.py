@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from context.changes import last_reply
 from context.plan import PrefixBreak, PromptPlan, SentMessage
 from context.policies.base import Estimate
 from context.replay import common
-from context.transcript import ImagePart, Message, parts_of
+from context.transcript import ImagePart, Message, last_reply, parts_of
 
 _WORDS = "images whose bytes are no longer stored give way to a note"
 

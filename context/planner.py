@@ -91,32 +91,21 @@ def plan(
     Raises:
         RequestError: the tools cannot be used.
     """
-    rules = policy.rules
-    if rules.slot_match is None and request.slot_match is not None:
-        rules = replace(rules, slot_match=request.slot_match)
+    rules = _rules(policy, request)
     base, found = _replay(transcript, known, latest, rules, is_sure=is_sure)
     laid_out = lay_out(transcript, found, rules)
     the_tools = _tools(tools, base, rules)
     before = base.sent if base is not None else ()
     # Tools stand before every message: nothing behind them can be read.
     same = common(before, laid_out.sent) if the_tools.broken is None else 0
-    view = View(
-        client=transcript.messages,
-        sent=laid_out.sent,
-        before=before,
-        state=_policy_state(base, policy),
-        broken_at=same if same < len(before) else None,
-        number=number,
-        request=request,
-        summary=summary,
-        tools=the_tools.spelled,
-        waiting=laid_out.waiting,
-    )
+    state = _policy_state(base, policy)
+    broken_at = same if same < len(before) else None
+    asked = (number, request, summary, the_tools.spelled, laid_out.waiting)
+    view = View(transcript.messages, laid_out.sent, before, state, broken_at, *asked)
     shaped = policy.shape(view)
     if rules.replay:
         shaped = fit(shaped, view)
-    switched_from = base.policy if base is not None and (found.is_switched or base.policy != policy.name) else None
-    breaks, reports = _breaks(found, shaped, view, same, the_tools.broken, switched_from)
+    breaks, reports = _breaks(found, shaped, view, same, the_tools.broken, _switched_from(base, found, policy))
     return PromptPlan(
         sent=shaped.sent,
         tools=the_tools.sent,
@@ -129,6 +118,19 @@ def plan(
         tail=(*shaped.tail, *laid_out.tail_of(shaped.sent, transcript, rules)),
         summary=None if shaped.summary is None else replace(shaped.summary, tools=the_tools.sent),
     )
+
+
+def _rules(policy: Policy, request: Request) -> Rules:
+    """What may be done, with what the request alone knows."""
+    rules = policy.rules
+    if rules.slot_match is None and request.slot_match is not None:
+        return replace(rules, slot_match=request.slot_match)
+    return rules
+
+
+def _switched_from(base: Turn | None, found: Replay, policy: Policy) -> str | None:
+    """The policy that was in force before, where it is another one."""
+    return base.policy if base is not None and (found.is_switched or base.policy != policy.name) else None
 
 
 def _replay(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from context.alignment import align
+from context.alignment import Alignment, align
 from context.changes import (
     Unsent,
     Volatile,
@@ -79,7 +79,38 @@ def replay_changed(latest: Turn, transcript: Transcript, rules: Rules, *, is_sur
         cut = cut_messages(latest, found, transcript, unsent, rules)
     else:
         unsent = unsent.of_the_client()
-    places: dict[int, int | None] = {**dict(found.pairs), **volatile.whole, **cut}
+    kept, places, cut = _kept(latest, transcript, rules, unsent, {**dict(found.pairs), **volatile.whole}, cut)
+    left = Undone(kept)
+    if lost := given_up(latest, rules):
+        left = undo(kept, transcript, lost)
+        kept = left.kept
+    breaks, deferred = _differences(found, volatile, unsent, cut)
+    word = "frozen" if rules.volatile == "freeze" else "tail"
+    healed = [Healed(word, new) for new in sorted({*volatile.whole.values(), *volatile.revised})]
+    healed += [Healed("slot_match", one.after[0]) for one in found.matched_images]
+    unchanged = min((one.message for one in breaks), default=len(transcript))
+    covered = _covered(found, unsent, places, kept) - left.anew.keys()
+    revised = {**volatile.revised, **left.anew}
+    return Replay(kept, breaks, deferred, covered, revised, tuple(healed), unchanged, left.is_less)
+
+
+def _kept(
+    latest: Turn,
+    transcript: Transcript,
+    rules: Rules,
+    unsent: Unsent,
+    same: Mapping[int, int],
+    cut: Mapping[int, int | None],
+) -> tuple[list[SentMessage], Mapping[int, int | None], Mapping[int, int | None]]:
+    """What was sent and is sent again, where each old message stands now, and what the client has cut of it.
+
+    Args:
+        latest, transcript, rules: as above.
+        unsent: what is not sent of what the client has.
+        same: the new index of each old message that means the same.
+        cut: where the messages that the client has cut would stand.
+    """
+    places: dict[int, int | None] = {**same, **cut}
     # What stands in front of every message, and what stands for messages that are not sent.
     for first in (-1, *unsent.summaries):
         places.setdefault(first, None)
@@ -93,10 +124,13 @@ def replay_changed(latest: Turn, transcript: Transcript, rules: Rules, *, is_sur
         for one in kept
         if one.source not in asked or not is_outdated(one, transcript.messages[one.source or 0], rules, hoisted)
     ]
-    left = Undone(kept)
-    if lost := given_up(latest, rules):
-        left = undo(kept, transcript, lost)
-        kept = left.kept
+    return kept, places, cut
+
+
+def _differences(
+    found: Alignment, volatile: Volatile, unsent: Unsent, cut: Mapping[int, int | None]
+) -> tuple[list[PrefixBreak], list[PrefixBreak]]:
+    """What the client changed: what counts now, and what changes nothing that is sent."""
     breaks: list[PrefixBreak] = []
     deferred: list[PrefixBreak] = []
     for difference in found.differences:
@@ -110,16 +144,17 @@ def replay_changed(latest: Turn, transcript: Transcript, rules: Rules, *, is_sur
             detail=difference.detail + (why or ""),
         )
         (breaks if why is None else deferred).append(broken)
+    return breaks, deferred
+
+
+def _covered(
+    found: Alignment, unsent: Unsent, places: Mapping[int, int | None], kept: Sequence[SentMessage]
+) -> frozenset[int]:
+    """The new messages for which something is sent already, or nothing is to be sent."""
     covered = {new for old, new in places.items() if old in unsent.silent and new is not None}
     covered |= {one.after for one in found.differences if one.before in unsent.silent and one.after is not None}
     covered |= {one.source for one in kept if one.source is not None}
-    word = "frozen" if rules.volatile == "freeze" else "tail"
-    healed = [Healed(word, new) for new in sorted({*volatile.whole.values(), *volatile.revised})]
-    healed += [Healed("slot_match", one.after[0]) for one in found.matched_images]
-    revised = {**volatile.revised, **left.anew}
-    unchanged = min((one.message for one in breaks), default=len(transcript))
-    covered = frozenset(covered) - left.anew.keys()
-    return Replay(kept, breaks, deferred, covered, revised, tuple(healed), unchanged, left.is_less)
+    return frozenset(covered)
 
 
 def in_order(kept: Sequence[SentMessage], fresh: Sequence[SentMessage]) -> list[SentMessage]:

@@ -24,7 +24,7 @@ from context.plan import SentMessage, Turn
 from context.policies.base import Rules
 from context.policies.eviction import NOTHING_LEFT
 from context.policies.places import cut_by_client, places_of
-from context.transcript import ImagePart, Message, Transcript, parts_of, text_part
+from context.transcript import ImagePart, Message, Transcript, text_part, texts_of
 
 LIBERTIES = "liberties"
 _NONE = frozenset[str]()
@@ -94,7 +94,7 @@ def undo(kept: Sequence[SentMessage], transcript: Transcript, lost: Set[str]) ->
             continue
         message, is_asked = transcript.messages[one.source], one.source in asked
         lacks = is_asked and not lost.isdisjoint(_SHOWN_ELSEWHERE) and _lacks_images(one, message, shown_behind)
-        differs = at in cut or (not lost.isdisjoint(_VALUES) and _texts(one.wire) != _texts(message.wire))
+        differs = at in cut or (not lost.isdisjoint(_VALUES) and _said(one.wire) != _said(message.wire))
         if lacks or differs:
             anew[one.source] = message.wire if is_asked else _less_evicted(message, one)
         else:
@@ -115,10 +115,9 @@ def _lacks_images(one: SentMessage, message: Message, shown_behind: Set[str]) ->
     return any(image_id.startswith(names) and image_id not in shown for image_id in ids)
 
 
-def _texts(wire: Mapping[str, Any]) -> list[str]:
+def _said(wire: Mapping[str, Any]) -> list[str]:
     """What a message says, names of images aside."""
-    texts = (part.get("text") for part in parts_of(wire) if not isinstance(part, ImagePart))
-    return [text for text in texts if isinstance(text, str) and not as_name(text)]
+    return [text for text in texts_of(wire) if not as_name(text)]
 
 
 def _less_evicted(message: Message, one: SentMessage) -> Mapping[str, Any]:
@@ -142,5 +141,4 @@ def _less_evicted(message: Message, one: SentMessage) -> Mapping[str, Any]:
 
 def _names(one: SentMessage) -> dict[str, str]:
     """The names that are parts of their own, by the digits of the id."""
-    texts = (part.get("text") for part in parts_of(one.wire) if not isinstance(part, ImagePart))
-    return {found[1]: found[0] for text in texts if (found := as_name(text))}
+    return {found[1]: found[0] for text in texts_of(one.wire) if (found := as_name(text))}

@@ -103,9 +103,10 @@ def load_token(path: Path) -> str:
         reason = f"cannot keep {path.name} there ({error.strerror}); choose a folder that can be written with data_dir"
         raise ConfigError("settings", "data_dir", reason) from error
     except UnusableFile as error:
-        raise ConfigError("settings", "data_dir", f"{path.name} in it {error}") from error
+        remedy = "see to it that it can be read, or remove it to have a new one"
+        raise ConfigError("settings", "data_dir", f"its file {path.name} {error.what}; {remedy}") from error
     if len(token) != 2 * _SECRET_BYTES or not all(digit in "0123456789abcdef" for digit in token):
         raise ConfigError(
-            "settings", "data_dir", f"{path.name} does not hold 64 hex digits; remove it to have a new one"
+            "settings", "data_dir", f"its file {path.name} does not hold 64 hex digits; remove it to have a new one"
         )
     return token

@@ -135,6 +135,23 @@ def parts_of(wire: Mapping[str, Any]) -> Sequence[Any]:
     return cast("list[Any]", content) if content else []
 
 
+def texts_of(wire: Mapping[str, Any]) -> list[str]:
+    """The texts of a message's content, in order."""
+    content: Any = wire.get("content")
+    if isinstance(content, str):
+        return [content] if content else []
+    found: list[str] = []
+    for part in cast("list[Any]", content) or ():
+        if not isinstance(part, ImagePart) and isinstance(text := part.get("text"), str):
+            found.append(text)  # noqa: PERF401 - the walrus would hide what is kept
+    return found
+
+
+def last_reply(messages: Sequence[Message]) -> int:
+    """The index of the last reply; -1 where there is none."""
+    return next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), -1)
+
+
 def canonical(wire: Mapping[str, Any]) -> dict[str, Any]:
     """A message's meaning as a JSON value: equal values mean the same."""
     made: dict[str, Any] = {"role": wire["role"], "content": [_canonical_part(part) for part in parts_of(wire)]}

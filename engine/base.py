@@ -42,7 +42,9 @@ class ChatRequest:
     `body` is OpenAI's chat completion body in which every image part is an `EngineImage`. `cache_salt` keeps
     tenants apart in the prefix cache. `affinity` names the conversation, for the choice among several upstreams.
     `authorization` is the client's own header value, for upstreams that are configured without a key.
-    `max_image_bytes` bounds the image data, as data URLs, that may be in memory to be sent at once.
+    `max_image_bytes` bounds the image data, as data URLs, that may be in memory to be sent at once. `reuse_ratio`
+    allows approximate KV of images and says what share of each one's tokens is computed all the same; None: exact KV
+    alone. An engine that has no such KV computes everything.
     """
 
     request_id: str
@@ -51,6 +53,7 @@ class ChatRequest:
     affinity: str = ""
     authorization: str | None = None
     max_image_bytes: int = 128 * 1024 * 1024
+    reuse_ratio: float | None = None
 
 
 @dataclass(slots=True)
@@ -128,25 +131,74 @@ class AllBlocksCleared:
 class EncoderEvent:
     """What the encoder cache did for one image of one request.
 
-    `kind`: `run` (vision encoder computed it), `hit` (features reused), `evict` (features dropped; `request_id` is
-    the request whose need evicted them), `done` (the request holds no more features; its last event), `reset` (all
-    features dropped; no request). `request_id` is the gateway's. `uuid` is empty for `done` and `reset`.
+    `kind`: `run` (vision encoder computed it), `hit` (features reused), `load` (features came from the pool of images'
+    KV), `evict` (features dropped; `request_id` is the request whose need evicted them), `done` (the request holds no
+    more features; its last event), `reset` (all features dropped; no request). `request_id` is the gateway's. `uuid` is
+    empty for `done` and `reset`.
     """
 
-    kind: Literal["run", "hit", "evict", "done", "reset"]
+    kind: Literal["run", "hit", "load", "evict", "done", "reset"]
     request_id: str
     uuid: str = ""
     embeddings: int = 0
 
 
-EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared | EncoderEvent
+@dataclass(frozen=True, slots=True)
+class ImageReuse:
+    """What a request that opted in to approximate reuse got of its images' KV. `request_id` is the gateway's.
+
+    `images` are the different ones in its prompt. `hits` counts places where KV was loaded, `misses` images that were
+    asked for and not had. `loaded_tokens` were loaded and not computed: usage counts them neither as read nor as
+    written. `computed_tokens` are what was computed of the same images. `reread_tokens` were read from the prefix cache
+    among blocks that may be approximate; usage counts them as read.
+    """
+
+    request_id: str
+    images: int
+    hits: int
+    misses: int
+    loaded_tokens: int
+    computed_tokens: int
+    reread_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePoolState:
+    """The pool of images' KV now; counts of what happened are since the engine's start.
+
+    `requests` are known to it, `holds` are out, `capturing` entries are being filled, `held_entries` are in use,
+    `unwritten_entries` are on their way to a file. `refused_entries` found no room in memory. Of the files, `refused`
+    were damaged or not ours, and `faults` are refusals of the disk, after one of which `writing` is 0.
+    """
+
+    requests: int = 0
+    holds: int = 0
+    capturing: int = 0
+    memory_entries: int = 0
+    memory_bytes: int = 0
+    held_entries: int = 0
+    unwritten_entries: int = 0
+    memory_hits: int = 0
+    file_hits: int = 0
+    misses: int = 0
+    memory_evicted: int = 0
+    refused_entries: int = 0
+    file_entries: int = 0
+    file_bytes: int = 0
+    file_evicted: int = 0
+    file_refused: int = 0
+    file_faults: int = 0
+    writing: int = 0
+
+
+EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared | EncoderEvent | ImageReuse | ImagePoolState
 
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events in the engine's order. `sequence` counts up by one on each stream (`kv`, `encoder`); a jump is a gap."""
+    """Events in the engine's order. `sequence` counts up by one on each stream; a jump is a gap."""
 
-    stream: Literal["kv", "encoder"]
+    stream: Literal["kv", "encoder", "images"]
     sequence: int
     seconds: float
     events: tuple[EngineEvent, ...]
@@ -157,7 +209,10 @@ class EngineInfo:
     """What is known of a ready engine. None means that the engine does not say.
 
     `accepts_uuid`: an image part may carry a uuid, and no bytes when the engine holds them. `block_tokens`: tokens
-    in one KV block. `max_aspect_ratio`: long side over short side of an image that the model takes.
+    in one KV block. `max_aspect_ratio`: long side over short side of an image that the model takes. `caches_prefix`: it
+    keeps a prefix cache. `reports_read`: its usage says what was read from it. `asked_answers`: a
+    chat's answer, whole, that each upstream was asked for at the start; empty where none was. `reuses_images`: it keeps
+    images' KV for approximate reuse.
     """
 
     kind: Literal["vllm", "remote", "fake"]
@@ -167,6 +222,10 @@ class EngineInfo:
     max_model_tokens: int | None = None
     max_images_per_prompt: int | None = None
     max_aspect_ratio: float | None = None
+    caches_prefix: bool | None = None
+    reports_read: bool | None = None
+    asked_answers: tuple[Mapping[str, Any], ...] = ()
+    reuses_images: bool = False
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
 
 

@@ -18,7 +18,9 @@ from typing import Literal
 import pybase64
 
 from app import asgi
+from app.dashboard.brake import Brake
 from context.errors import RequestError
+from context.images.memo import Lru
 from context.tenancy import Tenancy, Tenant
 
 COOKIE = "stillframe_dashboard"
@@ -27,6 +29,7 @@ SESSION_SECONDS = 12 * 3600
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(?::[0-9]{1,5})?")
 _PROXY_HEADERS = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via", b"cf-connecting-ip")
 _MOST_TOKEN_BYTES = 4096
+_RIGHT_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Access:
         is_admin: whether a bearer token is the administrator's.
         tenancy: finds the tenant of a token where there are no keys.
         has_records: whether there are records of a tenant of that name.
+        brake: on wrong tokens.
     """
 
     def __init__(
@@ -61,12 +65,16 @@ class Access:
         is_admin: Callable[[bytes], bool],
         tenancy: Tenancy,
         has_records: Callable[[str], Awaitable[bool]],
+        brake: Brake | None = None,
     ) -> None:
         self._read_token = read_token.encode("latin-1")
         self._keys = [(name, key.encode()) for name, key in keys.items()]
         self._allow_loopback, self._is_admin = allow_loopback, is_admin
         self._tenancy, self._has_records = tenancy, has_records
         every = b"\0".join([self._read_token, *(sha256(key).digest() for _, key in self._keys)])
+        self._brake = brake or Brake()
+        # By digest: tokens that were right.
+        self._right: Lru[bytes, bool] = Lru(_RIGHT_TOKENS)
         self._signing = hmac.digest(secret, b"dashboard\0" + every, "sha256")
 
     async def viewer(self, scope: asgi.Scope) -> Viewer:
@@ -77,7 +85,7 @@ class Access:
         """
         scheme, _, token = (asgi.header(scope, b"authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and token.strip():
-            return await self.of_token(token.strip().encode("latin-1"))
+            return await self.of_token(token.strip().encode("latin-1"), scope)
         if (viewer := self._of_session(scope)) is not None:
             return viewer
         why = self._why_not_loopback(scope)
@@ -89,30 +97,49 @@ class Access:
             status=401,
         )
 
-    async def of_token(self, given: bytes) -> Viewer:
+    async def of_token(self, given: bytes, scope: asgi.Scope) -> Viewer:
         """Who has this token.
 
         Raises:
-            RequestError: (401) nobody.
+            RequestError: (401) nobody; (429) so many wrong ones came from this address that none is looked at now, but
+                for those that were right before.
         """
-        if len(given) <= _MOST_TOKEN_BYTES:
-            if self._read_token and hmac.compare_digest(given, self._read_token):
-                return Viewer("token")
-            if self._is_admin(given):
-                return Viewer("token")
-            # All of them, so that how long it takes says nothing about any.
-            names = [name for name, key in self._keys if hmac.compare_digest(given, key)]
-            if names:
-                return Viewer("token", names[0])
-            if not self._keys:
-                tenant = self._tenancy.of_token(given.decode("latin-1"))
-                if await self._has_records(tenant.name):
-                    return Viewer("token", tenant.name)
+        client, digest = scope.get("client"), hmac.digest(self._signing, given, "sha256")
+        is_known = self._right.get(digest) is not None
+        if not is_known and (seconds := self._brake.try_one(client)):
+            raise RequestError(
+                f"Too many wrong tokens came from this address. Try again in {seconds} seconds.",
+                code="too_many_wrong_tokens",
+                status=429,
+                retry_after_seconds=seconds,
+            )
+        viewer = await self._viewer_of(given) if len(given) <= _MOST_TOKEN_BYTES else None
+        if viewer is not None:
+            if not is_known:
+                self._brake.was_right(client)
+                self._right.put(digest, True)
+            return viewer
+        self._right.drop(digest)
         raise RequestError(
             "This token is not known here. Use dashboard.read_token, or the API key of a tenant that has sent chats.",
             code="dashboard_token_unknown",
             status=401,
         )
+
+    async def _viewer_of(self, given: bytes) -> Viewer | None:
+        if self._read_token and hmac.compare_digest(given, self._read_token):
+            return Viewer("token")
+        if self._is_admin(given):
+            return Viewer("token")
+        # All of them, so that how long it takes says nothing about any.
+        names = [name for name, key in self._keys if hmac.compare_digest(given, key)]
+        if names:
+            return Viewer("token", names[0])
+        if not self._keys:
+            tenant = self._tenancy.of_token(given.decode("latin-1"))
+            if await self._has_records(tenant.name):
+                return Viewer("token", tenant.name)
+        return None
 
     def tenant(self, name: str) -> Tenant:
         """A tenant by its name in the records."""

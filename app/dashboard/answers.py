@@ -12,7 +12,7 @@ from app.dashboard.access import Viewer
 from app.gateway import Gateway
 from context.errors import RequestError
 from metrics.dashboard.conversations import conversation, conversation_list
-from metrics.dashboard.images import IMAGE_ID, PAGE, image, image_list
+from metrics.dashboard.images import IMAGE_ID, PAGE, by_modality, image, image_list
 from metrics.dashboard.overview import overview
 from metrics.dashboard.policies import document, measured
 from metrics.dashboard.window import RANGES, window
@@ -89,7 +89,8 @@ def live_version(gateway: Gateway) -> tuple[Any, ...]:
     """Changes when what the process knows beside the records does."""
     mirror = _mirror(gateway)
     seen = (mirror.last_eviction, mirror.resident_blocks) if mirror is not None else ()
-    return (gateway.engine.health().state, gateway.metrics.running_now, *seen)
+    checks = tuple(gateway.engine_checks().values())
+    return (gateway.engine.health().state, gateway.metrics.running_now, checks, *seen)
 
 
 async def status(gateway: Gateway, asked: Asked) -> dict[str, Any]:
@@ -105,7 +106,7 @@ async def status(gateway: Gateway, asked: Asked) -> dict[str, Any]:
 
     return {
         "version": _version(),
-        "boot": gateway.dashboard.boot,
+        "boot": gateway.dashboard.started,
         "viewer": {"by": asked.viewer.by, "tenant": asked.viewer.tenant},
         "engine": {
             "kind": info.kind,
@@ -113,6 +114,8 @@ async def status(gateway: Gateway, asked: Asked) -> dict[str, Any]:
             "reason": health.reason,
             "models": list(info.models),
             "block_tokens": info.block_tokens,
+            "checks": gateway.engine_checks(),
+            "warnings": [*gateway.reporting.warnings, *gateway.template.warnings],
         },
         "kv": None
         if mirror is None
@@ -179,7 +182,9 @@ async def images_view(gateway: Gateway, asked: Asked) -> dict[str, Any]:
     found = await gateway.dashboard.source.ask(ask)
     for one in found["images"]:
         one.update(_in_engine(gateway, one["tenant"], one["image_id"]))
-    return found
+    # Of all tenants together, so none of a tenant's business.
+    mirror = _mirror(gateway) if asked.viewer.tenant is None else None
+    return {**found, "kv": None if mirror is None else by_modality(mirror.counts())}
 
 
 async def image_view(gateway: Gateway, asked: Asked) -> dict[str, Any]:

@@ -62,28 +62,27 @@ async def dashboard(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, 
 
 
 async def _serve(gateway: Gateway, path: str, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-    reads = scope["method"] in ("GET", "HEAD")
     if path == "":
         # Relative: what stands before it is the proxy's affair.
-        _check_method(reads, "GET", scope)
+        _check_method(scope, "GET", "HEAD")
         await asgi.respond(send, 307, b"", [(b"location", b"dashboard/"), _NO_STORE])
         return
     name = path.removeprefix("/api/")
     if name == path:
-        _check_method(reads, "GET", scope)
+        _check_method(scope, "GET", "HEAD")
         await _static(path.removeprefix("/") or "index.html", scope, send)
         return
     check_same_site(scope)
     if name in ("login", "logout"):
-        _check_method(scope["method"] == "POST", "POST", scope)
+        _check_method(scope, "POST")
         await _session(gateway, name, scope, receive, send)
         return
     viewer = await gateway.dashboard.access.viewer(scope)
     if name == "whatif":
-        _check_method(reads or scope["method"] == "POST", "GET or POST", scope)
+        _check_method(scope, "GET", "HEAD", "POST")
         await _whatif(gateway, viewer, scope, send)
         return
-    _check_method(reads, "GET", scope)
+    _check_method(scope, "GET", "HEAD")
     asked = Asked(viewer, _query(scope), time.time())
     if name == "thumbnail":
         await _thumbnail(gateway, asked, send)
@@ -133,8 +132,7 @@ async def _whatif(gateway: Gateway, viewer: Viewer, scope: asgi.Scope, send: asg
     comparisons = gateway.dashboard.comparisons
     if scope["method"] == "POST":
         _check_json(scope)
-        info = gateway.engine.info()
-        state = comparisons.start(viewer.tenant, info.kind, info.models[0] if info.models else "")
+        state = comparisons.start(viewer.tenant, gateway.engine.info(), gateway.policies.of_tenant(viewer.tenant))
     else:
         state = comparisons.state(viewer.tenant)
     await asgi.respond_json(send, 200, state, [*_SAFE, _NO_STORE])
@@ -142,10 +140,13 @@ async def _whatif(gateway: Gateway, viewer: Viewer, scope: asgi.Scope, send: asg
 
 async def _session(gateway: Gateway, name: str, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     _check_json(scope)
-    raw = await asgi.read_body(receive, limit_bytes=_LOGIN_BYTES, timeout_seconds=_LOGIN_SECONDS)
+    try:
+        raw = await asgi.read_body(receive, limit_bytes=_LOGIN_BYTES, timeout_seconds=_LOGIN_SECONDS)
+    except asgi.BodyTooLarge as error:
+        raise _no_token(413) from error
     value, seconds = "", 0
     if name == "login":
-        viewer = await gateway.dashboard.access.of_token(_token(bytes(raw)))
+        viewer = await gateway.dashboard.access.of_token(_token(bytes(raw)), scope)
         value, seconds = gateway.dashboard.access.session(viewer), SESSION_SECONDS
     # Without a path: the browser then takes the folder that it asked for, whatever a proxy put before it. The same for
     # both, so that one ends what the other began.
@@ -161,8 +162,12 @@ def _token(raw: bytes) -> bytes:
         given = None
     token: Any = given.get("token") if isinstance(given, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     if not isinstance(token, str) or not token.strip():
-        raise RequestError('Send {"token": "..."}.', code="invalid_value", param="token")
+        raise _no_token()
     return token.strip().encode("utf-8", "surrogatepass")
+
+
+def _no_token(status: int = 400) -> RequestError:
+    return RequestError('Send {"token": "..."} and nothing else.', code="invalid_value", param="token", status=status)
 
 
 async def _static(name: str, scope: asgi.Scope, send: asgi.Send) -> None:
@@ -205,9 +210,9 @@ def _query(scope: asgi.Scope) -> dict[str, str]:
         ) from error
 
 
-def _check_method(is_right: bool, allowed: str, scope: asgi.Scope) -> None:
-    if not is_right:
-        raise RequestError(f"Use {allowed} here, not {scope['method']}.", code="method_not_allowed", status=405)
+def _check_method(scope: asgi.Scope, *allowed: str) -> None:
+    if scope["method"] not in allowed:
+        raise asgi.MethodNotAllowed([one for one in allowed if one != "HEAD"], scope["method"])
 
 
 def _check_json(scope: asgi.Scope) -> None:

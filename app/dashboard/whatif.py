@@ -1,5 +1,5 @@
 """Recorded turns under other policies: asked for by the page, made in a process of its own, kept until it is asked for
-anew.
+anew. The policies are those that the gateway has loaded, whatever has become of their files.
 
 The child (`python -m app.dashboard.whatif`) gets its job as a line of JSON and writes lines: `{"done", "of", "policy"}`
 while it works, then `{"result"}` or `{"error"}`. It steps back behind everything else on the machine.
@@ -13,45 +13,51 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+from app.dashboard.kept import UNDER_WAY, States
 from app.settings import Settings
 from context.errors import StillframeError, place_of
-from context.images.memo import Lru
+from context.policies.choice import LoadedPolicy
+from engine.base import EngineInfo
 
 _NICENESS = 15
 _TIMEOUT_SECONDS = 600.0
 _LINE_BYTES = 8 * 1024 * 1024
-_KEPT = 32
 _FAILED = "The replay failed; see the gateway's log for its cause."
-
-Kind = Literal["vllm", "remote", "fake"]
 
 
 class Comparisons:
-    """The latest comparison of each viewer; one is made at a time. Called from one event loop."""
+    """The latest comparison of each viewer; one is made at a time. Called from one event loop.
 
-    def __init__(self, settings: Settings, ledger: Path) -> None:
+    Args:
+        settings, ledger: the gateway's, and its file.
+        folder: what the gateway's processes share, where they are several.
+    """
+
+    def __init__(self, settings: Settings, ledger: Path, folder: Path | None = None) -> None:
         self._settings, self._ledger = settings, ledger
-        self._states: Lru[str, dict[str, Any]] = Lru(_KEPT)
-        self._one_runs = asyncio.Lock()
+        self._states = States(folder)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def state(self, tenant: str | None) -> dict[str, Any]:
         """What is known of a viewer's comparison: `state` is idle, waiting, running, done or failed."""
         return self._states.get(_key(tenant)) or {"state": "idle"}
 
-    def start(self, tenant: str | None, kind: Kind, model: str) -> dict[str, Any]:
-        """Begin one, unless one of this viewer's is under way."""
+    def start(self, tenant: str | None, engine: EngineInfo, policies: Sequence[LoadedPolicy]) -> dict[str, Any]:
+        """Begin one under these policies and the presets, unless one of this viewer's is under way."""
         state = self.state(tenant)
-        if state["state"] not in ("waiting", "running"):
+        if state["state"] not in UNDER_WAY:
             job = {
                 "settings": self._settings.model_dump_json(),
                 "ledger": str(self._ledger),
                 "tenant": tenant,
-                "kind": kind,
-                "model": model,
+                "kind": engine.kind,
+                "model": engine.models[0] if engine.models else "",
+                "limits": [engine.max_images_per_prompt, engine.max_model_tokens],
+                "policies": [one.written() for one in policies],
             }
             self._put(tenant, {"state": "waiting", "done": 0, "of": 0})
             task = asyncio.create_task(self._run(tenant, job), name="stillframe-whatif")
@@ -69,7 +75,7 @@ class Comparisons:
         self._states.put(_key(tenant), state)
 
     async def _run(self, tenant: str | None, job: dict[str, Any]) -> None:
-        async with self._one_runs:
+        async with self._states.alone():
             began = time.time()
             try:
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
@@ -120,8 +126,10 @@ def _key(tenant: str | None) -> str:
 def main() -> None:
     """The child."""
     from app import estimates
-    from context.policies.choice import LoadedPolicy, load_policy
+    from context.policies.base import Limits
+    from context.policies.choice import load_policy, read_policy
     from context.policies.document import PRESETS
+    from context.tenancy import Tenancy, load_secret
     from metrics.dashboard.whatif import compare
 
     with contextlib.suppress(OSError, AttributeError):
@@ -137,21 +145,24 @@ def main() -> None:
             _say({"done": done, "of": of, "policy": policy})
 
     try:
-        # Other tenants' policies are none of a tenant's business.
-        rules = [one for one in settings.policy_rules if job["tenant"] is None or one.tenant in (None, job["tenant"])]
-        named = (settings.policy, *(rule.policy for rule in rules), *settings.policy_headers, *PRESETS)
-        loaded: dict[str, LoadedPolicy] = {}
-        for name in dict.fromkeys(named):
-            policy = load_policy(name)
-            loaded.setdefault(policy.name, policy)
-        estimate = estimates.load(settings, job["kind"]).of(job["model"]).message_tokens
+        policies = {one.name: one for one in map(read_policy, job["policies"])}
+        policies = {**{name: load_policy(name) for name in PRESETS}, **policies}
+        tenancy = Tenancy(load_secret(settings.data_path))
         made = asyncio.run(
-            compare(Path(job["ledger"]), list(loaded.values()), estimate, tenant=job["tenant"], progress=progress)
+            compare(
+                Path(job["ledger"]),
+                list(policies.values()),
+                estimates.load(settings, job["kind"]).of(job["model"]).message_tokens,
+                key_of=lambda tenant: tenancy.named(tenant).key,
+                tenant=job["tenant"],
+                limits=Limits(*job["limits"]),
+                progress=progress,
+            )
         )
         _say({"result": made})
     except StillframeError as error:
         print(place_of(error), file=sys.stderr)
-        _say({"error": "The recorded turns cannot be read now, or a policy's file has changed since the start."})
+        _say({"error": "The recorded turns cannot be read now; the gateway's log says where it broke."})
     except Exception as error:
         # Its text may hold what a client sent, or a path.
         print(f"stillframe: replay for the dashboard: {place_of(error)}", file=sys.stderr)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from context.alignment.base import Difference
 from context.alignment.steps import Run, Step
 from context.layout.patterns import Patterns
 from context.layout.volatile import find_spans, mask
-from context.transcript import ImagePart, Message
+from context.transcript import Message, texts_of
 
 # A block that wanders is a reminder of some lines. The bounds keep the search cheap whatever was removed.
 _MAX_BLOCKS = 16
@@ -59,7 +59,8 @@ def followed(
     made = [difference for difference, _ in differences]
     if not blocks or not inserted:
         return made
-    newest = [(index, text) for index in inserted[-_MAX_TEXTS:] for text in _texts(new[index])][-_MAX_TEXTS:]
+    came = [(index, text) for index in inserted[-_MAX_TEXTS:] for text in texts_of(new[index].wire)][-_MAX_TEXTS:]
+    newest = [(index, text[:_MAX_TEXT_CHARACTERS]) for index, text in came]
     texts = [(index, text, _masked(text, patterns)) for index, text in newest]
     for block in blocks[:_MAX_BLOCKS]:
         difference, gone = differences[block]
@@ -80,9 +81,3 @@ def _fits(text: str) -> bool:
 
 def _masked(text: str, patterns: Patterns) -> str:
     return mask(text, find_spans(text, patterns))
-
-
-def _texts(message: Message) -> Iterator[str]:
-    for part in message.parts:
-        if not isinstance(part, ImagePart) and isinstance(text := part.get("text"), str):
-            yield text[:_MAX_TEXT_CHARACTERS]

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from context.alignment.order import common
 from context.alignment.texts import may_stand_for_an_image
 from context.layout.volatile import first_difference
-from context.transcript import SYSTEM_ROLES, ImagePart, Message
+from context.transcript import SYSTEM_ROLES, Message, texts_of
 
 # How many old messages are looked at for each new one, so that the work grows with the number of messages alone.
 _LOOK_AHEAD = 16
@@ -39,15 +39,9 @@ def slots(old: Sequence[Message], new: Sequence[Message]) -> list[tuple[int, int
 
 def _skeleton(message: Message) -> Hashable:
     """What stays of a message when its images go: role, texts, calls."""
-    texts = tuple(text for text in _texts(message) if not may_stand_for_an_image(text))
+    texts = tuple(text for text in texts_of(message.wire) if not may_stand_for_an_image(text))
     calls = message.wire.get("tool_calls")
     return message.role, texts, message.wire.get("tool_call_id"), to_json(calls) if calls else None
-
-
-def _texts(message: Message) -> Iterator[str]:
-    for part in message.parts:
-        if not isinstance(part, ImagePart) and isinstance(text := part.get("text"), str):
-            yield text
 
 
 def _alike(old: Sequence[Message], new: Sequence[Message]) -> Iterator[tuple[int, int]]:
@@ -70,7 +64,7 @@ def _related(old: Message, new: Message) -> bool:
         return True
     if {part.ref.image_id for _, part in old.images} & {part.ref.image_id for _, part in new.images}:
         return True
-    return _look_alike("".join(_texts(old)), "".join(_texts(new)))
+    return _look_alike("".join(texts_of(old.wire)), "".join(texts_of(new.wire)))
 
 
 def _calls(message: Message) -> set[str]:

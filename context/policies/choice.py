@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from typing import Any
 
 from blake3 import blake3
 
 from context.errors import ConfigError, RequestError
 from context.files import UnusableFile, read_text
 from context.policies.base import Policy, Rules, Shaped, View
-from context.policies.document import PRESETS, AnyDocument, Match
+from context.policies.document import DOCUMENTS, PRESETS, AnyDocument, Match, ReusePart
 from context.policies.quotas import Quotas
-from context.policies.reading import MAX_BYTES, Fault, PolicyFileError, read_document
+from context.policies.reading import MAX_BYTES, Fault, PolicyFileError, read_document, tuples
 
 POLICY_HEADER = "x-stillframe-policy"
 # What an engine's model is called is shorter; a pattern is not tried on a client's megabyte.
@@ -54,9 +55,19 @@ class LoadedPolicy:
         match = getattr(self.document, "match", None)
         return match.max_distance if isinstance(match, Match) and match.reencoded_images == "slot" else None
 
+    @property
+    def reuse_ratio(self) -> float | None:
+        """The share of each image's tokens that is computed where its KV is kept; None for exact KV alone."""
+        reuse = getattr(self.document, "reuse", None)
+        return reuse.ratio if isinstance(reuse, ReusePart) and reuse.ratio < 1 else None
+
     def shape(self, view: View) -> Shaped:
         """As `Policy.shape`."""
         return self.shaping.shape(view)
+
+    def written(self) -> dict[str, Any]:
+        """For another process: what `read_policy` makes the same policy of."""
+        return self.document.model_dump(mode="json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,11 @@ def load_policy(name_or_path: str) -> LoadedPolicy:
     return _loaded(document)
 
 
+def read_policy(written: Mapping[str, Any]) -> LoadedPolicy:
+    """A policy that another process has written."""
+    return _loaded(DOCUMENTS.validate_python(tuples(dict(written))))
+
+
 class Policies:
     """The policies of one gateway."""
 
@@ -178,6 +194,11 @@ class Policies:
                 raise ConfigError(source, "name", f"{other} has this name, too; give each policy a name of its own")
         by_header = {loaded[source].name: loaded[source] for source in headers}
         return cls(loaded[default], [(rule, loaded[rule.policy]) for rule in rules], by_header)
+
+    def of_tenant(self, tenant: str | None) -> list[LoadedPolicy]:
+        """What a tenant's requests may be under, each once, the default first; of all tenants for None."""
+        rules = [policy for _, owner, _, _, policy in self._rules if tenant is None or owner in (None, tenant)]
+        return list({one.name: one for one in (self.default, *rules, *self._by_header.values())}.values())
 
     def choose(self, *, model: str | None, tenant: str, header: str | None) -> Choices:
         """The policy of a request: what its header asks for, else that of the first rule that fits, else the default.

@@ -104,6 +104,15 @@ class Match(Part):
     )
 
 
+class ReusePart(Part):
+    mode: Literal["position_independent"] = Field(
+        description="position_independent: an image's KV wherever the image stands, as another context computed it"
+    )
+    ratio: float = Field(
+        ge=0, le=1, description="the share of each image's tokens that is computed all the same; 1: all, exactly"
+    )
+
+
 class QuotaPart(Part):
     max_images: int | None = Field(default=None, ge=0, description="images of one request, repeats included")
     max_unique_images: int | None = Field(default=None, ge=0, description="different images of one request")
@@ -214,6 +223,9 @@ class ShapingDocument(Document):
 
     layout: Layout = Field(default=Layout(), description="how messages are laid out when they are first sent")
     match: Match = Field(default=Match(), description="whether images may stand for others")
+    reuse: ReusePart | None = Field(
+        default=None, description="approximate KV of images, where the engine keeps it; null: exact KV alone"
+    )
 
     def rules(self) -> Rules:
         """What the planner may do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from context.policies.base import Shaped, View
+from context.policies.base import Estimate, Shaped, View
 from context.policies.batched import shrink_tokens
 from context.policies.eviction import Draft
 from context.replay import common
@@ -45,10 +45,15 @@ def fit(shaped: Shaped, view: View) -> Shaped:
 
 
 def tools_tokens(view: View) -> int:
-    """Prompt tokens of the tools, by estimate: their JSON as one text, which an estimator that has seen it knows."""
+    """Prompt tokens of a view's tools, by estimate."""
     if not view.tools:
         return 0
-    return view.request.estimate({"role": "system", "content": view.tools.decode("utf-8", "surrogatepass")})
+    return spelled_tokens(view.tools, view.request.estimate)
+
+
+def spelled_tokens(tools: bytes, estimate: Estimate) -> int:
+    """Prompt tokens of tools, by estimate: their JSON as one text, which an estimator that has seen it knows."""
+    return estimate({"role": "system", "content": tools.decode("utf-8", "surrogatepass")})
 
 
 def _is_far_within(shaped: Shaped, view: View) -> bool:

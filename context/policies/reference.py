@@ -23,7 +23,7 @@ from context.layout.groups import turn_boundaries
 from context.layout.names import ID_CHARS, MIN_NAME_CHARS, as_name, name
 from context.plan import SentMessage
 from context.policies.base import Rules, Shaped, View
-from context.transcript import SYSTEM_ROLES, ImagePart, Message, parts_of, text_part
+from context.transcript import SYSTEM_ROLES, ImagePart, Message, parts_of, text_part, texts_of
 
 _NAME = re.compile(rf"(?<![0-9a-zA-Z])[0-9a-f]{{{MIN_NAME_CHARS},{ID_CHARS}}}(?![0-9a-zA-Z])")
 
@@ -189,10 +189,7 @@ def _named(client: Sequence[Message], ids: Sequence[str]) -> Iterator[str]:
 
 def _texts(wire: Mapping[str, Any]) -> Iterator[str]:
     """A message's texts, and the arguments of its calls."""
-    for part in parts_of(wire):
-        text = None if isinstance(part, ImagePart) else part.get("text")
-        if isinstance(text, str):
-            yield text
+    yield from texts_of(wire)
     for call in cast("Sequence[Any]", wire.get("tool_calls") or ()):
         function: Any = cast("dict[str, Any]", call).get("function") if isinstance(call, dict) else None
         arguments = cast("dict[str, Any]", function).get("arguments") if isinstance(function, dict) else None

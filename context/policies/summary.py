@@ -10,9 +10,9 @@ next one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from context.changes import current_turn, last_of_user
 from context.layout.control import neutralize
@@ -21,7 +21,7 @@ from context.layout.names import marker
 from context.plan import SentMessage, SummaryRequest
 from context.policies.base import Rules, Shaped, View, break_at
 from context.policies.places import names_of
-from context.transcript import SYSTEM_ROLES, ImagePart, parts_of
+from context.transcript import SYSTEM_ROLES, ImagePart, texts_of
 
 SummaryUnit = Literal["turns", "prompt_tokens", "images"]
 INSTRUCTION = (
@@ -183,15 +183,11 @@ def _names(view: View, ones: Iterable[SentMessage]) -> Iterator[str]:
             yield from (marker(part.ref) for part in one.images)
 
 
-def _texts(wire: Mapping[str, Any]) -> Iterator[str]:
-    return (part.get("text") or "" for part in parts_of(wire) if not isinstance(part, ImagePart))
-
-
 def _first_number(ones: Sequence[SentMessage]) -> int:
     """The first of the client's messages that is summed up, from 1: what an earlier summary began with."""
     for one in ones:
         if one.origin == "summary":
-            found = next((match for text in _texts(one.wire) if (match := _TITLE.match(text))), None)
+            found = next((match for text in texts_of(one.wire) if (match := _TITLE.match(text))), None)
             if found:
                 return int(found[1])
         elif one.source is not None:

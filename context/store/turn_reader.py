@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from context.errors import ConfigError
+from context.files import UnusableFile, require_file
 from context.store.turn_file import translated
 from context.store.turn_rows import Row
 from context.store.turns import SqliteTurns
@@ -23,11 +24,15 @@ class TurnReader:
         TurnStoreError: it cannot be read now.
     """
 
-    def __init__(self, path: Path) -> None:
-        if not path.is_file():
+    def __init__(self, path: Path, busy_seconds: float = _BUSY_SECONDS) -> None:
+        try:
+            require_file(path)
+        except FileNotFoundError as error:
             reason = "there is none yet: no gateway has served a chat with this data_dir"
-            raise ConfigError("settings", str(path), reason)
-        self._store = SqliteTurns(path, _BUSY_SECONDS)
+            raise ConfigError("settings", str(path), reason) from error
+        except UnusableFile as error:
+            raise ConfigError("settings", str(path), str(error)) from error
+        self._store = SqliteTurns(path, busy_seconds)
 
     def turns(self, tenant: str | None = None) -> Iterator[Row]:
         """Each turn, whole: based on no other row.
@@ -58,6 +63,16 @@ class TurnReader:
         )
         with translated():
             return self._store.reader.execute(query, (tenant, limit)).fetchall()
+
+    def has_beginning(self, tenant: str, conversation: str) -> bool:
+        """Whether the first turn of a conversation is there.
+
+        Raises:
+            TurnStoreError: it cannot be read now.
+        """
+        query = "SELECT 1 FROM turns WHERE tenant = ? AND conversation = ? AND number <= 1 LIMIT 1"
+        with translated():
+            return self._store.reader.execute(query, (tenant, conversation)).fetchone() is not None
 
     def load(self, tenant: str, id: int) -> Row | None:
         """One turn, whole; None where it is there no more.

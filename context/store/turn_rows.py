@@ -15,12 +15,28 @@ from context.transcript import Message
 Trouble = Literal["locked", "full", "read-only", "damaged", "gone", "unusable"]
 
 
+# What to do about it, to stand behind the file's name.
+_REMEDIES: Mapping[Trouble, str] = {
+    "locked": "is locked by another program; close what has it open, or try again later",
+    "full": "cannot be read, for the disk is full; free some space",
+    "read-only": "cannot be read where nothing may be written beside it; copy it to a folder that can be written",
+    "damaged": "is damaged, or no file of a gateway's; name another one",
+    "gone": "is there no more; name another one",
+    "unusable": "cannot be read; check its permissions and the disk that it lies on",
+}
+
+
 class TurnStoreError(StillframeError):
     """The store did not do what was asked of it. `trouble` says why; the message holds no path and no content."""
 
     def __init__(self, trouble: Trouble) -> None:
         super().__init__(f"The ledger's file is {trouble}.")
         self.trouble: Trouble = trouble
+
+    @property
+    def remedy(self) -> str:
+        """What is wrong and what to do about it, for who named the file."""
+        return _REMEDIES[self.trouble]
 
 
 @frozen

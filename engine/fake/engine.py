@@ -81,6 +81,8 @@ class FakeEngine:
             max_model_tokens=self.config.max_model_tokens,
             max_images_per_prompt=self.config.max_images_per_prompt,
             max_aspect_ratio=MAX_ASPECT_RATIO,
+            caches_prefix=True,
+            reports_read=self.config.reports_cache,
         )
 
     @asynccontextmanager

@@ -111,6 +111,7 @@ class RemoteEngine:
     def _tell(self, known: Sequence[Findings | None]) -> EngineInfo:
         found = [findings for findings in known if findings is not None]
         blocks = {findings.block_tokens for findings in found}
+        caching = {findings.caches_prefix for findings in found}
         lengths = [findings.max_model_tokens for findings in found if findings.max_model_tokens is not None]
         return EngineInfo(
             kind="remote",
@@ -118,6 +119,8 @@ class RemoteEngine:
             accepts_uuid=bool(found) and all(findings.accepts_uuid for findings in found),
             block_tokens=blocks.pop() if len(blocks) == 1 else None,
             max_model_tokens=min(lengths, default=None),
+            caches_prefix=False if False in caching else True if caching == {True} else None,
+            asked_answers=tuple(findings.answer for findings in found if findings.answer is not None),
             extra={"upstreams": str(len(self._upstreams))},
         )
 

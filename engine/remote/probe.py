@@ -1,4 +1,5 @@
-"""What an upstream is, asked once: its models, and of a vLLM whether it knows uuids and salts, and its blocks."""
+"""What an upstream is, asked once: its models, and of a vLLM whether it knows uuids and salts, and its blocks; where
+the settings ask for it also whether it reports what it reads from its prefix cache."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ _VLLM_OWNERS = frozenset(("vllm", "stillframe"))
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 # vLLM 0.32, vllm/v1/metrics/loggers.py::PrometheusStatLogger.log_metrics_info: one line an engine core, all of its
 # cache configuration as labels.
-_CACHE_CONFIG = re.compile(rb'^vllm:cache_config_info\{(?:[^\n]*,)?block_size="(\d{1,9})"', re.M)
+_BLOCK_SIZE = re.compile(rb'^vllm:cache_config_info\{(?:[^\n]*,)?block_size="(\d{1,9})"', re.M)
+_CACHES_PREFIX = re.compile(rb'^vllm:cache_config_info\{(?:[^\n]*,)?enable_prefix_caching="(True|False)"', re.M)
+# Longer than a few blocks of any engine, so that the second time there is something to be read.
+_WORDS_ASKED = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,13 @@ class Findings:
     accepts_uuid: bool = False
     accepts_cache_salt: bool = False
     block_tokens: int | None = None
+    caches_prefix: bool | None = None
+    answer: Mapping[str, Any] | None = None
 
 
 async def find_out(transport: Transport, base: URL, settings: RemoteSettings, headers: Mapping[str, str]) -> Findings:
-    """Ask an upstream what it is. Costs it no generated token unless it claims to be a vLLM and is none.
+    """Ask an upstream what it is. Costs it no generated token unless it claims to be a vLLM and is none, or
+    `probe_usage` asks for two.
 
     Raises:
         EngineError: it cannot be reached or is not ready.
@@ -59,12 +66,19 @@ async def find_out(transport: Transport, base: URL, settings: RemoteSettings, he
         found = await _probe_chat(transport, base, settings, headers, names[0])
     else:
         found = (False, False)
+    takes_salt = found[1] if knows_salt == "auto" else knows_salt
+    block_tokens, caches_prefix = await _cache(transport, base, settings, headers) if speaks_vllm else (None, None)
+    answered = None
+    if settings.probe_usage and names:
+        answered = await _answer(transport, base, settings, headers, names[0], takes_salt=takes_salt)
     return Findings(
         models=names,
         max_model_tokens=min(lengths, default=None),
         accepts_uuid=found[0] if knows_uuid == "auto" else knows_uuid,
-        accepts_cache_salt=found[1] if knows_salt == "auto" else knows_salt,
-        block_tokens=await _block_tokens(transport, base, settings, headers) if speaks_vllm else None,
+        accepts_cache_salt=takes_salt,
+        block_tokens=block_tokens,
+        caches_prefix=caches_prefix,
+        answer=answered,
     )
 
 
@@ -83,17 +97,47 @@ async def _probe_chat(
     return status == 400 and is_cache_miss(answer), knows_salt
 
 
-async def _block_tokens(
+async def _answer(
+    transport: Transport,
+    base: URL,
+    settings: RemoteSettings,
+    headers: Mapping[str, str],
+    model: str,
+    *,
+    takes_salt: bool,
+) -> Mapping[str, Any] | None:
+    """The second answer to one prompt, which could be read from the cache. Nobody needs it to chat, so that an upstream
+    that gives none is used without."""
+    prompt = f"{secrets.token_hex(8)}{' one' * _WORDS_ASKED}"
+    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
+    if takes_salt:
+        body["cache_salt"] = secrets.token_hex(16)
+    value: Any = None
+    for _ in range(2):
+        try:
+            status, answer = await _ask(
+                transport, "POST", base / "chat" / "completions", settings, headers, to_json(body)
+            )
+            value = from_json(answer) if status == 200 else None
+        except (EngineError, ValueError):
+            return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+async def _cache(
     transport: Transport, base: URL, settings: RemoteSettings, headers: Mapping[str, str]
-) -> int | None:
-    """Tokens of a KV block, the same in all engine cores behind the upstream. Nobody needs it to chat, so that an
-    upstream that hides its metrics, or fails to show them, is used without."""
+) -> tuple[int | None, bool | None]:
+    """Tokens of a KV block, the same in all engine cores behind the upstream, and whether these keep a prefix cache.
+    Nobody needs it to chat, so that an upstream that hides its metrics, or fails to show them, is used without."""
     try:
         status, answer = await _ask(transport, "GET", server_url(base, "metrics"), settings, headers)
     except EngineError:
-        return None
-    sizes = {int(size) for size in _CACHE_CONFIG.findall(answer)} if status == 200 else set[int]()
-    return (sizes.pop() or None) if len(sizes) == 1 else None
+        return None, None
+    if status != 200:
+        return None, None
+    sizes = {int(size) for size in _BLOCK_SIZE.findall(answer)}
+    caching = set(_CACHES_PREFIX.findall(answer))
+    return (sizes.pop() or None) if len(sizes) == 1 else None, b"False" not in caching if caching else None
 
 
 async def _ask(

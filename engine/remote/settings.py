@@ -19,7 +19,8 @@ class RemoteSettings:
     `urls` are base URLs such as `http://127.0.0.1:8001/v1`; one without a path means `/v1`. `api_key` goes to every
     upstream; without it the client's own Authorization header goes on. `connections` bounds the requests at one time to
     one upstream; more wait for `read_timeout_seconds` at most. `retries` are further tries of one request, all before
-    the first byte of its answer.
+    the first byte of its answer. `probe_usage`: ask each upstream for an answer of one token, twice at most, to see
+    whether it reports what it reads from its prefix cache.
 
     The rest needs no setting: a connection is not reused after `keep_alive_seconds` of rest, which must stay under the
     upstream's own limit (vLLM: 5) so that a request never meets a connection that is being closed; an upstream that is
@@ -33,6 +34,7 @@ class RemoteSettings:
     api_key: str = field(default="", repr=False)
     accepts_uuid: Answer = "auto"
     accepts_cache_salt: Answer = "auto"
+    probe_usage: bool = False
     connections: int = 256
     connect_timeout_seconds: float = 5.0
     read_timeout_seconds: float = 600.0

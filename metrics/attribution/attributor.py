@@ -36,8 +36,8 @@ class Attributor:
     """Attributes the turns of one gateway. Called from one event loop.
 
     Args:
-        mirror: follows the engine; None where it gives no KV events.
-        block_tokens: as the engine says.
+        mirror: follows the engine; None where it gives no KV events, and until it is known.
+        block_tokens: as the engine says; None until it does.
         template_extends: what the probe at start found of the chat template.
         max_turns: of how many of the latest turns it is known what they left.
     """
@@ -56,6 +56,10 @@ class Attributor:
         self._max_turns = max_turns
         self._begun: OrderedDict[str, tuple[Owner, Cache]] = OrderedDict()
         self._left: OrderedDict[int, Left] = OrderedDict()
+
+    def learn(self, mirror: KvMirror | None, block_tokens: int | None) -> None:
+        """What is known of the engine from now on. What turns left, and what has begun, stays known."""
+        self.mirror, self._block_tokens = mirror, block_tokens
 
     def begin(self, request_id: str, owner: Owner, cache: Cache) -> None:
         """A request goes to the engine."""

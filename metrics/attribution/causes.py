@@ -83,8 +83,7 @@ def attribute(
     lost = lengths.expected - lengths.read
     if lost < block:
         return Attribution(lengths.expected, 0)
-    moved = before.cache is not None and before.cache != cache
-    cause, actor = _cause(plan, lengths, view, moved, template_extends)
+    cause, actor = _cause(plan, lengths, view, _mover(before.cache, cache), template_extends)
     at = _break_token(cause, lengths, block)
     if cause != "engine_eviction" or view is None:
         return Attribution(lengths.expected, lost, cause, actor, at)
@@ -150,10 +149,20 @@ def _sizes(plan: PromptPlan, estimate: Estimate) -> tuple[int, list[int], int]:
     return tools, [estimate(one.wire) for one in plan.sent], tail
 
 
+def _mover(before: Cache | None, now: Cache) -> Actor | None:
+    """Who has gone to another cache: the client, where it asks for another model, else the gateway; None for nobody."""
+    if before is None or before == now:
+        return None
+    return "gateway" if before.model == now.model else "client"
+
+
 def _cause(
-    plan: PromptPlan, lengths: _Lengths, view: MirrorView | None, moved: bool, template_extends: bool | None
+    plan: PromptPlan, lengths: _Lengths, view: MirrorView | None, mover: Actor | None, template_extends: bool | None
 ) -> tuple[Cause, Actor]:
-    """The cause of the longest part; of parts that are equally long the plan's."""
+    """The cause of the longest part; of parts that are equally long the plan's. Another cache has nothing in common
+    with the one before, whatever the plan did in the same turn."""
+    if mover is not None and not lengths.read and not lengths.common:
+        return "salt", mover
     other, engine = 0, 0
     if lengths.common is not None:
         engine, other = lengths.common - lengths.read, lengths.place - lengths.common
@@ -167,8 +176,8 @@ def _cause(
         return plan.breaks[0].cause, plan.breaks[0].actor
     if engine > other:
         return "engine_eviction", "engine"
-    if moved:
-        return "salt", "gateway"
+    if mover is not None:
+        return "salt", mover
     if lengths.common is not None:
         return "template", "template"
     if view is not None and view.restarted:

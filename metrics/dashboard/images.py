@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
+from metrics.kv_mirror.base import MirrorCounts, Modality, TokenModality
 from metrics.records import queries
 from metrics.records.figures import ImageTotals
 from metrics.records.queries import Filter, Records
@@ -32,6 +33,19 @@ def image_list(records: Records, names: Filter, find: str = "", limit: int = PAG
         return {"images": [_listed(one) for one in named(records, names.tenant, find, limit)], "has_more": False}
     found = queries.images(records, Filter(tenant=names.tenant), limit + 1)
     return {"images": [_listed(one) for one in found[:limit]], "has_more": limit < len(found)}
+
+
+def by_modality(counts: MirrorCounts) -> dict[str, Any]:
+    """What the engine's KV cache holds, and what has left it since the gateway started: tokens, and blocks."""
+    gone: dict[str, int] = {}
+    for (modality, _), tokens in counts.evicted_tokens.items():
+        gone[modality] = gone.get(modality, 0) + tokens
+    return {
+        "resident_tokens": {modality: counts.resident_tokens.get(modality, 0) for modality in get_args(TokenModality)},
+        "evicted_tokens": {modality: gone.get(modality, 0) for modality in get_args(TokenModality)},
+        "resident_blocks": {kind: counts.resident_blocks.get(kind, 0) for kind in get_args(Modality)},
+        "evicted_blocks": {kind: counts.evicted_blocks.get(kind, 0) for kind in get_args(Modality)},
+    }
 
 
 def named(records: Records, tenant: str | None, find: str, limit: int) -> list[ImageTotals]:

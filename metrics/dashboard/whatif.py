@@ -22,32 +22,11 @@ from context.policies.choice import LoadedPolicy
 from context.policies.quotas import check_quotas
 from context.store.turn_reader import TurnReader
 from context.store.turn_rows import Row
+from metrics.dashboard.recorded import MOST_TURNS, Chosen, KeyOf, Named, choose, measured, namings
 from metrics.preview import PrefixCache, turn_of
-from metrics.records import queries
-from metrics.records.queries import open_records
 
-MOST_TURNS, MOST_CONVERSATIONS = 400, 24
-# So many of the latest turns are looked at to find whole conversations.
-_LOOKED_AT = 4000
 _LEDGER = LedgerLimits(memory_bytes=256 * 1024**2)
 Progress = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The turns to replay, in the order of their time, and what was left out.
-
-    Attributes:
-        turns: id, tenant and conversation of each.
-        conversations: how many.
-        cut: conversations whose beginning is no longer in the ledger.
-        beyond: conversations that are whole but would have been too many.
-    """
-
-    turns: tuple[tuple[int, str, str], ...]
-    conversations: int
-    cut: int
-    beyond: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,39 +54,16 @@ class Outcome:
     breaks: Mapping[str, int]
 
 
-def choose(
-    reader: TurnReader,
-    tenant: str | None = None,
-    most_turns: int = MOST_TURNS,
-    most_conversations: int = MOST_CONVERSATIONS,
-) -> Chosen:
-    """The latest whole conversations, within bounds; of a tenant or of all. One that is longer than all the turns that
-    may be replayed is there with its first turns, where it is the only one."""
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for id, owner, conversation, number in reader.latest(_LOOKED_AT, tenant):
-        found.setdefault((owner, conversation), []).append((id, number))
-    turns: list[tuple[int, str, str]] = []
-    chosen = cut = beyond = 0
-    for (owner, conversation), rows in found.items():
-        if min(number for _, number in rows) > 1:
-            cut += 1
-            continue
-        if chosen >= most_conversations or (turns and len(turns) + len(rows) > most_turns):
-            beyond += 1
-            continue
-        chosen += 1
-        turns += [(id, owner, conversation) for id, _ in sorted(rows)[:most_turns]]
-    return Chosen(tuple(sorted(turns)), chosen, cut, beyond)
-
-
 async def compare(
     path: Path,
     policies: Sequence[LoadedPolicy],
     estimate: Estimate,
     *,
+    key_of: KeyOf,
     tenant: str | None = None,
     limits: Limits | None = None,
     progress: Progress = lambda done, of, words: None,
+    most_turns: int = MOST_TURNS,
 ) -> dict[str, Any]:
     """Replay the latest turns of a ledger's file under some policies.
 
@@ -115,9 +71,11 @@ async def compare(
         path: the file.
         policies: which ones.
         estimate: prompt tokens of a message.
+        key_of: a tenant's key.
         tenant: whose turns; all tenants' without one, each with a cache of its own.
         limits: the engine's.
         progress: told how many turns of how many are done, and under which policy.
+        most_turns: so many are replayed at most.
 
     Raises:
         ConfigError: there is no such file.
@@ -125,7 +83,9 @@ async def compare(
     """
     reader = TurnReader(path)
     try:
-        chosen = choose(reader, tenant)
+        chosen = choose(reader, tenant, most_turns)
+        recorded = _Recorded(reader, chosen, namings(reader, chosen, key_of), key_of)
+        request = Request(limits=limits or Limits(), estimate=estimate)
         total = len(chosen.turns) * len(policies)
         outcomes: list[Outcome] = []
         for at, policy in enumerate(policies):
@@ -134,7 +94,7 @@ async def compare(
             def step(turns: int, done: int = done, name: str = policy.name) -> None:
                 progress(done + turns, total, name)
 
-            outcomes.append(await _under(policy, reader, chosen, estimate, limits or Limits(), step))
+            outcomes.append(await _under(policy, recorded, request, step))
     finally:
         reader.close()
     return {
@@ -142,45 +102,37 @@ async def compare(
         "conversations": chosen.conversations,
         "cut": chosen.cut,
         "beyond": chosen.beyond,
-        "first_seconds": chosen.turns[0][0] / 1e9 if chosen.turns else None,
-        "last_seconds": chosen.turns[-1][0] / 1e9 if chosen.turns else None,
-        "measured": _measured(path, chosen) if chosen.turns else None,
+        "first_seconds": chosen.turns[0].id / 1e9 if chosen.turns else None,
+        "last_seconds": chosen.turns[-1].id / 1e9 if chosen.turns else None,
+        "measured": measured(path, chosen) if chosen.turns else None,
         "policies": [asdict(one) for one in outcomes],
     }
 
 
-def _measured(path: Path, chosen: Chosen) -> dict[str, Any] | None:
-    """What the engine reported of the chosen conversations up to the last chosen turn; None where nothing is kept."""
-    names = dict.fromkeys((tenant, conversation) for _, tenant, conversation in chosen.turns)
-    prompt = read = turns = 0
-    with open_records(path) as records:
-        for tenant, conversation in names:
-            for one in queries.conversation_turns(records, tenant, conversation, MOST_TURNS):
-                if one.prompt_tokens is not None and one.read_tokens is not None and one.id <= chosen.turns[-1][0]:
-                    prompt, read, turns = prompt + one.prompt_tokens, read + one.read_tokens, turns + 1
-    if not turns:
-        return None
-    return {"turns": turns, "prompt_tokens": prompt, "read_tokens": read, "computed_tokens": prompt - read}
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """The turns, and what is needed to plan them anew."""
+
+    reader: TurnReader
+    chosen: Chosen
+    named: Mapping[tuple[str, str], Named]
+    key_of: KeyOf
 
 
-async def _under(
-    policy: LoadedPolicy,
-    reader: TurnReader,
-    chosen: Chosen,
-    estimate: Estimate,
-    limits: Limits,
-    step: Callable[[int], None],
-) -> Outcome:
+async def _under(policy: LoadedPolicy, recorded: _Recorded, request: Request, step: Callable[[int], None]) -> Outcome:
     ledger = await Ledger.open(None, _LEDGER)
     caches: dict[str, PrefixCache] = {}
     figures = _Sums()
     try:
         conversations = Conversations(ledger)
-        for at, (id, tenant, _) in enumerate(chosen.turns, 1):
-            row = reader.load(tenant, id)
+        for at, turn in enumerate(recorded.chosen.turns, 1):
+            row = recorded.reader.load(turn.tenant, turn.id)
             if row is not None:
-                cache = caches.setdefault(tenant, PrefixCache(estimate))
-                await _play(conversations, row, policy, cache, Request(limits=limits, estimate=estimate), figures)
+                cache = caches.setdefault(turn.tenant, PrefixCache(request.estimate))
+                given = _Given(
+                    recorded.key_of(turn.tenant), recorded.named.get(turn.owner, "own"), policy, cache, request
+                )
+                await _play(conversations, row, given, figures)
             step(at)
     finally:
         await ledger.close()
@@ -204,14 +156,19 @@ class _Sums:
         self.breaks: Counter[str] = Counter()
 
 
-async def _play(
-    conversations: Conversations,
-    row: Row,
-    policy: LoadedPolicy,
-    cache: PrefixCache,
-    request: Request,
-    sums: _Sums,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a turn is planned with, beside its messages."""
+
+    key: bytes
+    named: Named
+    policy: LoadedPolicy
+    cache: PrefixCache
+    request: Request
+
+
+async def _play(conversations: Conversations, row: Row, given: _Given, sums: _Sums) -> None:
+    cache, policy, request = given.cache, given.policy, given.request
     sums.turns += 1
     before = cache.extra_tokens
     try:
@@ -219,10 +176,11 @@ async def _play(
             [message.wire for message in row.client],
             None if row.tools is None else row.tools.value,
             tenant=row.tenant,
-            key=b"what-if",
+            key=given.key,
             policy=policy,
             request=request,
-            conversation=row.conversation,
+            conversation=None if given.named == "content" else row.conversation,
+            is_shared=given.named == "shared",
             summarize=cache.summarize,
         )
         check_quotas(policy.quotas, begun.plan, begun.transcript, begun.before, request.estimate)

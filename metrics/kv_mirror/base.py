@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 BlockHash = bytes | int
@@ -52,6 +52,7 @@ class MirrorCounts:
     resident_blocks: Mapping[Modality, int]
     evicted_tokens: Mapping[tuple[TokenModality, Users], int]
     gaps: int
+    evicted_blocks: Mapping[Modality, int] = field(default_factory=dict[Modality, int])
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class BlockTable:
         self.resident_tokens: Counter[TokenModality] = Counter()
         self.resident_blocks: Counter[Modality] = Counter()
         self.evicted_tokens: Counter[tuple[TokenModality, Users]] = Counter()
+        self.evicted_blocks: Counter[Modality] = Counter()
 
     def __iter__(self) -> Iterator[Block]:
         """The blocks that are resident for certain."""
@@ -150,10 +151,11 @@ class BlockTable:
 
     def doubt(self) -> None:
         """Events were missed: nothing that is resident is certain any more."""
+        # Counted anew: one that broke off in the middle may have left a sum behind.
+        self.uncertain = 0
         for block in self._blocks.values():
-            if block.sure:
-                self.uncertain += not block.maybe
-                block.maybe, block.sure = block.maybe + block.sure, 0
+            block.maybe, block.sure = block.maybe + block.sure, 0
+            self.uncertain += block.maybe > 0
         self._nothing_is_sure()
 
     def restarted(self, seconds: float) -> None:
@@ -230,6 +232,7 @@ class BlockTable:
     def _count_evicted(self, block: Block) -> None:
         users: Users = "unknown" if not block.users else "one" if len(block.users) == 1 else "several"
         of_images = block.image_tokens
+        self.evicted_blocks[block.modality] += 1
         self.evicted_tokens["image", users] += of_images
         self.evicted_tokens["text", users] += block.tokens - of_images
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from engine.base import AllBlocksCleared, BlockRemoved, BlockStored, Engine, EventBatch
@@ -19,7 +19,8 @@ _V = TypeVar("_V")
 class _Trace:
     """What is known of one request: its deepest block, and when it began, in evictions, engine starts and gaps.
 
-    `blocks` is how many full ones its prompt has.
+    `blocks` is how many full ones its prompt has; `computed` are those that it had to compute again because they had
+    been evicted, with that eviction, until its view was asked for.
     """
 
     owner: Owner
@@ -29,13 +30,15 @@ class _Trace:
     leaf: BlockHash | None = None
     depth: int = 0
     blocks: int = 0
+    computed: dict[BlockHash, Eviction] = field(default_factory=dict[BlockHash, Eviction])
 
 
 class Ending:
     """A request that has ended, of which the engine may still tell something."""
 
     def __init__(self, view: Callable[[], MirrorView], settled: Callable[[], bool] | None = None) -> None:
-        self._view, self._settled = view, settled
+        self._ask, self._settled = view, settled
+        self._view: MirrorView | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -43,8 +46,10 @@ class Ending:
         return self._settled is None or self._settled()
 
     def view(self) -> MirrorView:
-        """What is known by now."""
-        return self._view()
+        """What is known by now, and from the first time that it is asked for on."""
+        if self._view is None:
+            self._view = self._ask()
+        return self._view
 
 
 class KvMirror:
@@ -73,13 +78,19 @@ class KvMirror:
         self._max_requests = max_requests
         self._table = BlockTable(max_blocks, max_evictions)
         self._awaited = 0
+        self._has_followed = False
         self._dropped_turns = 0
         self._requests: OrderedDict[str, _Trace] = OrderedDict()
         self._turns: OrderedDict[int, _Trace] = OrderedDict()
         self._latest: OrderedDict[Owner, _Trace] = OrderedDict()
 
     async def follow(self, engine: Engine) -> None:
-        """Read the engine's events until it stops. Begin before the first chat."""
+        """Read the engine's events until it stops. Begin before the first chat. Begun again, something may have been
+        missed, or taken in by half: what was known is in doubt."""
+        if self._has_followed:
+            self.gaps += 1
+            self._table.doubt()
+        self._has_followed = True
         async with engine.events() as batches:
             async for batch in batches:
                 self.take(batch)
@@ -142,6 +153,7 @@ class KvMirror:
         if turn is not None:
             self._count_as(turn, now, then, (read_tokens or 0) // self.block_tokens)
         if parent is None or prompt_tokens is None or read_tokens is None:
+            now.computed.clear()
             return Ending(MirrorView)
         waits = read_tokens < (prompt_tokens - 1) // self.block_tokens * self.block_tokens
         return Ending(lambda: self._view(now, then), (lambda: now.depth >= now.blocks) if waits else None)
@@ -152,7 +164,11 @@ class KvMirror:
         """Sums for metrics."""
         table = self._table
         return MirrorCounts(
-            dict(table.resident_tokens), dict(table.resident_blocks), dict(table.evicted_tokens), self.gaps
+            dict(table.resident_tokens),
+            dict(table.resident_blocks),
+            dict(table.evicted_tokens),
+            self.gaps,
+            dict(table.evicted_blocks),
         )
 
     @property
@@ -230,8 +246,11 @@ class KvMirror:
     def _view(self, now: _Trace, then: _Trace | None) -> MirrorView:
         if then is None:
             # Every turn of this engine is known, so that one was another's.
-            return MirrorView(restarted=not (self.gaps or self._dropped_turns))
-        return self._compared(now, then)
+            view = MirrorView(restarted=not (self.gaps or self._dropped_turns))
+        else:
+            view = self._compared(now, then)
+        now.computed.clear()
+        return view
 
     def _compared(self, now: _Trace, then: _Trace) -> MirrorView:
         if then.engine != now.engine:
@@ -245,12 +264,15 @@ class KvMirror:
         if common == len(old) and then.gaps != self.gaps:
             # The end of its reply may have been missed.
             return MirrorView()
-        evicted = [block.evicted for block in new[:common] if block.evicted is not None]
+        # Evictions behind what it computed again are another turn's affair, also where they came before this call.
+        paid = [now.computed[block.hash] for block in new[:common] if block.hash in now.computed]
         common_tokens = sum(block.tokens for block in new[:common])
-        return MirrorView(common_tokens, tuple(one for one in evicted if one.number > then.began))
+        return MirrorView(common_tokens, tuple(one for one in paid if one.number > then.began))
 
     def _stored(self, event: BlockStored) -> None:
         trace = self._requests.get(event.request_id)
+        if trace is not None:
+            self._note_computed(trace, event)
         last = self._table.stored(event)
         if trace is None or last is None:
             return
@@ -262,6 +284,13 @@ class KvMirror:
         # One of several choices goes on deeper than the others; all have the prompt in common.
         if trace.leaf is None or last.depth > trace.depth:
             self._deeper(trace, last)
+
+    def _note_computed(self, trace: _Trace, event: BlockStored) -> None:
+        """Before the blocks count as stored."""
+        for digest in event.block_hashes:
+            block = self._table.get(digest)
+            if block is not None and block.evicted is not None:
+                trace.computed.setdefault(digest, block.evicted)
 
     def _deeper(self, trace: _Trace, block: Block) -> None:
         trace.leaf, trace.depth = block.hash, block.depth

@@ -11,13 +11,16 @@ from typing import Any
 from urllib.parse import quote
 
 from context.errors import ConfigError
-from context.store.turn_file import ERRORS
+from context.files import UnusableFile, require_file
+from context.store.turn_file import ERRORS, store_error
+from context.store.turn_rows import TurnStoreError
 from metrics.records.record import TurnRecord
 from metrics.records.rows import read
 from metrics.records.schema import NAMED, NANOSECONDS, has_records
 
 # Behind every id.
 END = 2**62
+_BUSY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +80,22 @@ class Records:
         self.close()
 
 
-def open_records(path: Path) -> Records:
-    """Open the records of a data folder's `ledger.db`, to read them alone.
+def open_records(path: Path, busy_seconds: float = _BUSY_SECONDS) -> Records:
+    """Open the records of a data folder's `ledger.db`, to read them alone. A file that is locked is waited for.
 
     Raises:
         ConfigError: there is no such file, it is none of ours, or it holds no records.
     """
-    if not path.is_file():
-        raise ConfigError(
-            str(path), "", "there is no such file; a gateway makes it as data_dir/ledger.db with its first turn"
-        )
+    try:
+        require_file(path)
+    except FileNotFoundError as error:
+        reason = "there is no such file; a gateway makes it as data_dir/ledger.db with its first turn"
+        raise ConfigError(str(path), "", reason) from error
+    except UnusableFile as error:
+        raise ConfigError(str(path), "", str(error)) from error
     with _said(str(path)):
         name = f"file:{quote(str(path.absolute()))}?mode=ro"
-        connection = sqlite3.connect(name, 5.0, isolation_level=None, check_same_thread=False, uri=True)
+        connection = sqlite3.connect(name, busy_seconds, isolation_level=None, check_same_thread=False, uri=True)
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             connection.execute("PRAGMA temp_store = MEMORY")
@@ -106,7 +112,9 @@ def _said(where: str = "ledger.db") -> Generator[None]:
     try:
         yield
     except ERRORS as error:
-        raise ConfigError(where, "", "is not a file of records, is damaged or cannot be read") from error
+        # What is no fault of SQLite's is a row that makes no sense.
+        is_told = isinstance(error, sqlite3.Error | OSError)
+        raise ConfigError(where, "", (store_error(error) if is_told else TurnStoreError("damaged")).remedy) from error
 
 
 def names_where(of: Filter, at: str) -> tuple[str, list[str]]:

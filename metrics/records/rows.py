@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from metrics.records.record import TurnRecord
@@ -18,6 +19,15 @@ CODES: dict[str, dict[Any, int]] = {
     "actor": {word: at for at, word in enumerate(ACTORS)},
 }
 _OUTCOME, _CAUSE, _ACTOR = CODES["outcome"], CODES["cause"], CODES["actor"]
+# What stands in a row as it is, in the order of `COLUMNS`.
+_COUNTS = attrgetter(
+    *("images", "unique_images", "new_images", "encoder_runs", "encoder_hits", "visual_tokens"),
+    *("prompt_tokens", "completion_tokens", "read_tokens", "write_tokens", "uncached_tokens"),
+)
+_LOSS = attrgetter(
+    *("approximate_tokens", "expected_read", "lost_tokens", "break_message", "break_part", "break_token")
+)
+_TIMES = attrgetter("epoch", "first_token_seconds", "total_seconds", "cost")
 _BOOLEANS = ("stream", "text_only", "write_derived", "image_eviction", "summary", "unseen_images")
 # About what a record takes with its part of the sums, in bytes; and more for each of its images.
 _RECORD_BYTES = 320
@@ -46,33 +56,15 @@ def row_of(record: TurnRecord, tenant: int, conversation: int | None, model: int
         int(record.stream),
         _OUTCOME[record.outcome],
         int(record.text_only),
-        record.images,
-        record.unique_images,
-        record.new_images,
-        record.encoder_runs,
-        record.encoder_hits,
-        record.visual_tokens,
-        record.prompt_tokens,
-        record.completion_tokens,
-        record.read_tokens,
-        record.write_tokens,
-        record.uncached_tokens,
+        *_COUNTS(record),
         int(record.write_derived),
-        record.approximate_tokens,
-        record.expected_read,
-        record.lost_tokens,
-        record.break_message,
-        record.break_part,
-        record.break_token,
+        *_LOSS(record),
         None if cause is None else _CAUSE[cause],
         None if actor is None else _ACTOR[actor],
         None if evicted is None else bytes.fromhex(evicted),
         int(record.image_eviction),
         int(record.summary),
-        record.epoch,
-        record.first_token_seconds,
-        record.total_seconds,
-        record.cost,
+        *_TIMES(record),
         bytes.fromhex("".join(images)) if images else b"",
         bytes(min(count, _MOST_COUNT) for count in counts_of(record)) if images else b"",
         record.evicted_conversation,

@@ -46,6 +46,22 @@ async def test_estimates_come_close_to_what_the_engine_counts(rig: Rig) -> None:
     assert errors[-1] < 0.05
 
 
+async def test_tools_are_of_the_estimate(tmp_path: Path) -> None:
+    """They stand in the prompt as the messages do; here they are most of it."""
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": f"look_{number}", "description": WORDS, "parameters": {}}}
+        for number in range(4)
+    ]
+    async with running(tmp_path) as rig:
+        await loaded(rig)
+        errors: list[float] = []
+        for turn in range(6):
+            answer = await rig.chat(ask(f"turn {turn}", tools=tools), {"x-stillframe-explain": "1"})
+            told = answer.json["stillframe"]["estimates"]["prompt_tokens"]
+            errors.append(abs(told / answer.json["usage"]["prompt_tokens"] - 1))
+    assert errors[-1] < 0.1
+
+
 async def test_the_number_for_every_image_may_be_told(tmp_path: Path) -> None:
     told = {"ESTIMATES__VISUAL_FAMILY": "fixed", "ESTIMATES__IMAGE_TOKENS": "5000"}
     async with running(tmp_path, environment=told) as rig:

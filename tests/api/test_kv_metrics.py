@@ -51,6 +51,8 @@ async def test_what_the_engine_holds_and_evicts_is_told_by_modality(tmp_path: Pa
     # The picture's conversation was the first to go; it was used by one.
     assert after["evicted_tokens_total"]["image", "one"] == visual
     assert after["evicted_tokens_total"]["text", "one"] > 0
+    gone = after["evicted_blocks_total"]
+    assert gone["image",] + gone["mixed",] == before["resident_blocks"]["image",] + before["resident_blocks"]["mixed",]
     assert after["resident_tokens"]["image",] == 0
     assert after["resident_tokens"]["text",] <= 64 * 16
     assert after["event_gaps_total"][()] == 0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from app import settings as settings_module
 from context.errors import ConfigError
+from context.images.service import ImageService
 from context.policies.choice import Policies, PolicyRule
 from metrics.records import queries
 from metrics.records.queries import open_records
-from tests.api.rig import Rig, ask, running, user
+from tests.api.rig import Rig, ask, image, running, text, user
 
 _HALF = {"POLICY_RULES": "[{share: 0.5, policy: batched}]"}
 _NAMED = "x-stillframe-conversation"
@@ -134,3 +137,33 @@ def test_shares_of_other_requests_are_counted_apart() -> None:
     assert [rule.share for rule in loaded.policy_rules] == [0.7, 0.7]
     tenths = ", ".join(["{share: 0.1, policy: batched}"] * 10)
     settings_module.load(environment={"STILLFRAME_POLICY_RULES": f"[{tenths}]"})
+
+
+_SLOTS = """
+name: slots-{number}
+version: "1"
+kind: stable
+match: {{reencoded_images: slot, max_distance: {number}}}
+"""
+
+
+async def test_several_policies_that_match_images_wait_once_for_the_hashes(tmp_path: Path) -> None:
+    for number in (4, 6, 8):
+        (tmp_path / f"{number}.yaml").write_text(_SLOTS.format(number=number))
+    arms = ", ".join(f"{{share: 0.5, policy: {tmp_path}/{number}.yaml}}" for number in (4, 6))
+    environment = {"POLICY": f"{tmp_path}/8.yaml", "POLICY_RULES": f"[{arms}]"}
+    waits: set[FrameType] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        # A coroutine is called anew each time that it goes on; its frame stays.
+        if event == "call" and frame.f_code is ImageService.hashed.__code__:
+            waits.add(frame)
+
+    async with running(tmp_path / "data", environment=environment) as rig:
+        sys.setprofile(note)
+        try:
+            policy = await _policy(rig, user(text("look"), image()))
+        finally:
+            sys.setprofile(None)
+    assert policy in ("slots-4", "slots-6")
+    assert len(waits) == 1

@@ -15,7 +15,7 @@ const EVERY = 2000, SLOWEST = 30000, SAID_EVERY = 30000;
 const main = document.getElementById("main"), notice = document.getElementById("notice"), said = document.getElementById("said");
 const live = document.getElementById("live"), themeButton = document.getElementById("theme"), out = document.getElementById("out");
 
-const page = { view: null, name: "", parameters: {}, status: null, boot: null, live: true, timer: null, turn: 0, saidAt: 0, latest: null, delay: EVERY, run: null };
+const page = { view: null, name: "", parameters: {}, status: null, boot: null, live: true, timer: null, turn: 0, saidAt: 0, latest: null, shownAt: 0, focus: null, delay: EVERY, run: null };
 
 const context = {
   get status() { return page.status; },
@@ -37,6 +37,8 @@ function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const name = Object.hasOwn(VIEWS, path) ? path : "overview";
   page.parameters = Object.fromEntries(new URLSearchParams(query ?? ""));
+  // One that there is not would be refused for ever, without a way to choose another.
+  if (!Object.hasOwn(RANGES, page.parameters.range ?? "")) delete page.parameters.range;
   page.view?.close?.();
   page.name = name;
   page.turn += 1;
@@ -48,6 +50,7 @@ function route() {
     one.href = context.address(one.dataset.view);
   }
   document.title = `${page.view.title} · Stillframe`;
+  page.focus = main.contains(document.activeElement) ? document.activeElement.dataset?.key ?? null : null;
   fill(main, h("div", { class: "loading", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), "Loading…"));
   refresh(true);
 }
@@ -63,7 +66,10 @@ async function refresh(again = false) {
     const [name, parameters] = page.view.ask();
     const data = await ask(name, parameters, { again, signal: run.signal });
     if (turn !== page.turn) return;
+    // In another tab somebody has signed in.
+    document.body.classList.remove("signing-in");
     if (data) show(data);
+    page.shownAt = Date.now();
     calm();
     page.delay = Math.min(SLOWEST, Math.max(EVERY, 10 * (performance.now() - began)));
   } catch (error) {
@@ -83,6 +89,9 @@ function show(data) {
   if (page.latest === null) {
     fill(main, filterBar(), page.view.element);
     page.view.element.classList.add("arrived");
+    // Whoever chose by the keyboard goes on from there.
+    if (page.focus) main.querySelector(`[data-key="${CSS.escape(page.focus)}"]`)?.focus({ preventScroll: true });
+    page.focus = null;
   }
   page.view.update(data);
   page.latest = data;
@@ -94,6 +103,14 @@ function show(data) {
 
 function heed(status) {
   if (page.boot !== null && status.boot !== page.boot) tellOnce("The gateway was started anew. What only it knew (blocks that are resident, images that look alike) begins anew; the records are all there.");
+  page.version ??= status.version;
+  const warnings = [...(status.version === page.version ? [] : [`The gateway is of version ${status.version} now and this page of ${page.version}: load it anew.`]), ...(status.engine.warnings ?? []).map((one) => `The engine: ${one}.`)];
+  if (warnings.join("\n") !== page.warnings) {
+    page.warnings = warnings.join("\n");
+    const element = document.getElementById("warnings");
+    element.hidden = !warnings.length;
+    fill(element, warnings.map((one) => h("li", {}, one)));
+  }
   const isFirst = page.status === null;
   page.boot = status.boot;
   page.status = status;
@@ -140,14 +157,19 @@ function redrawFilters() {
 // What went wrong.
 
 function failed(error) {
-  if (!(error instanceof Failure)) throw error;
+  if (!(error instanceof Failure)) {
+    // A fault of this page's own must not end its asking.
+    console.error(error);
+    warn("This page cannot show what the gateway answers. Trying again; where it stays so, load the page anew.", true);
+    return;
+  }
   if (error.status === 401) return signIn(error);
   if (error.status === 404 && page.latest === null) return missing(error);
   if (error.status === 0 || error.status >= 500) {
     main.classList.toggle("stale", page.latest !== null);
-    warn(`${error.message} ${page.latest ? `What is shown is of ${clock(Date.now() / 1000, true)} or earlier. ` : ""}Trying again…`, true);
+    warn(`${error.message} ${page.latest ? `What is shown is of ${clock(page.shownAt / 1000, true)}. ` : ""}Trying again…`, true);
   } else warn(error.message, true);
-  if (page.latest === null) fill(main, empty("Nothing to show yet.", "The page goes on by itself once the gateway answers."));
+  if (page.latest === null) fill(main, empty("Nothing to show yet.", error.status === 0 || error.status >= 500 ? "The page goes on by itself once the gateway answers." : "The gateway refuses what the page's address asks for."));
 }
 
 function missing(error) {
@@ -178,6 +200,10 @@ function signIn(error) {
   clearTimeout(page.timer);
   notice.hidden = true;
   document.body.classList.add("signing-in");
+  // What an address or a name may tell is not for whoever looks now.
+  for (const id of ["who", "out", "warnings"]) document.getElementById(id).hidden = true;
+  page.warnings = null;
+  fill(document.getElementById("about"));
   const wasIn = page.status !== null;
   const input = h("input", { id: "token", type: "password", name: "token", autocomplete: "current-password", required: true, "aria-describedby": "token-help", spellcheck: "false" });
   const wrong = h("p", { class: "bad", role: "alert" });
@@ -238,6 +264,8 @@ addEventListener("hashchange", () => {
   if (location.hash === "#main") { main.focus(); history.replaceState(null, "", context.address(page.name, page.parameters)); return; }
   document.body.classList.remove("signing-in");
   route();
+  // Reading goes on at the beginning of what a link led to.
+  main.focus({ preventScroll: true });
   scrollTo(0, 0);
 });
 themed();

@@ -2,18 +2,26 @@
 import { card, empty, fill, h, table } from "./dom.js";
 import { ask } from "./api.js";
 import { CAUSES, UNKNOWN, ago, count, known, percent, plural, seconds, time, words } from "./format.js";
-import { cause, facts, imageName, legend, link, picture, place, shortName, tokenBar } from "./parts.js";
+import { cause, facts, imageName, legend, link, picture, place, reported, shortName, tokenBar } from "./parts.js";
+
+// So many are kept at most where older ones were asked for; then the list begins anew.
+const MOST = 500;
 
 export function conversations(context) {
   const list = card("Conversations", null, { class: "full", beside: legend() });
   const more = h("button", { type: "button", class: "button" }, "Show older ones");
   const rest = h("div", { class: "more" }, more);
-  const find = h("input", { type: "search", id: "find", placeholder: "Part of a conversation's id", value: context.parameters.find ?? "", autocomplete: "off", spellcheck: "false" });
+  const find = h("input", { type: "search", id: "find", placeholder: "Part of a conversation's id", value: context.parameters.find ?? "", autocomplete: "off", spellcheck: "false", "data-key": "find" });
   const search = h("form", { class: "search", role: "search" }, h("label", { for: "find" }, "Find"), find, h("button", { type: "submit", class: "button" }, "Find"));
   search.addEventListener("submit", (event) => { event.preventDefault(); context.go("conversations", { find: find.value.trim() }); });
   let first = [], older = [], cursor = null;
+  const name = (one) => JSON.stringify([one.tenant, one.conversation]);
+  const without = (rows, others) => {
+    const there = new Set(others.map(name));
+    return rows.filter((one) => !there.has(name(one)));
+  };
   const draw = () => {
-    const rows = [...first, ...older.filter((one) => !first.some((now) => now.tenant === one.tenant && now.conversation === one.conversation))];
+    const rows = [...first, ...older];
     fill(list.body, rows.length ? listed(rows, context) : context.parameters.find
       ? empty("No conversation has this in its id.", "Ids stand in the response header x-stillframe-conversation.")
       : empty("No conversations yet.", "Each chat belongs to one; it shows here about a second after its end."));
@@ -23,7 +31,7 @@ export function conversations(context) {
     more.disabled = true;
     try {
       const page = await ask("conversations", { ...asked(), before: cursor }, { again: true });
-      older = [...older, ...page.conversations];
+      older = [...older, ...without(page.conversations, [...first, ...older])];
       cursor = page.cursor;
       draw();
     } catch (error) { context.failed(error); } finally { more.disabled = false; }
@@ -35,7 +43,10 @@ export function conversations(context) {
     element: h("div", {}, h("h1", { class: "unseen" }, "Conversations"), search, list.element, rest),
     ask: () => ["conversations", asked()],
     update(data) {
+      // What newer ones push out of the first page goes on with the older ones.
+      if (older.length) older = without([...without(first, older), ...older], data.conversations);
       first = data.conversations;
+      if (first.length + older.length > MOST) older = [];
       if (!older.length) cursor = data.cursor;
       draw();
     },
@@ -43,8 +54,9 @@ export function conversations(context) {
   };
 }
 
-function listed(rows, context) {
-  const scale = Math.max(1, ...rows.map((row) => row.prompt_tokens));
+function listed(all, context) {
+  const rows = all.map(reported);
+  const scale = Math.max(1, ...rows.map((row) => row.prompt_tokens ?? 0));
   const whose = context.status?.viewer?.tenant ? [] : [{ name: "Tenant", class: "fold", cell: (row) => shortName(row.tenant, 16) }];
   return table("Conversations, the latest first", [
     { name: "Conversation", cell: (row) => link(context, "conversation", { tenant: row.tenant, id: row.conversation }, h("code", {}, shortName(row.conversation))) },
@@ -84,6 +96,8 @@ export function conversation(context) {
 function drawHead(element, data, context) {
   const sum = (key) => data.turns.reduce((all, turn) => all + (known(turn.read_tokens) ? turn[key] ?? 0 : 0), 0);
   const prompt = sum("prompt_tokens"), read = sum("read_tokens"), last = data.turns.at(-1);
+  // Of a conversation of which the engine reported nothing, nothing is known.
+  const told = (value) => (data.turns.some((turn) => known(turn.read_tokens)) ? `${count(value)} tokens` : UNKNOWN);
   const policies = [...new Set(data.turns.map((turn) => `${turn.policy} ${turn.policy_version}`))];
   const kv = data.kv;
   fill(element,
@@ -91,8 +105,8 @@ function drawHead(element, data, context) {
     h("h1", {}, "Conversation ", h("code", { class: "id" }, data.conversation)),
     facts([
       ["Read", percent(prompt ? read / prompt : null)],
-      ["Not read", `${count(prompt - read)} tokens`, "write and uncached"],
-      ["Lost", `${count(sum("lost_tokens"))} tokens`, "sent before, not read"],
+      ["Not read", told(prompt - read), "write and uncached"],
+      ["Lost", told(sum("lost_tokens")), "sent before, not read"],
       ["Turns", count(data.turns.length)],
       ["Policy", policies.join(", ")],
       ["Model", [...new Set(data.turns.map((turn) => turn.model))].join(", ")],
@@ -132,8 +146,10 @@ function turnTable(data, context, open, draw) {
 function detail(turn, data, context) {
   const evicted = turn.evicted_image
     ? link(context, "image", { tenant: data.tenant, id: turn.evicted_image }, h("code", {}, imageName(turn.evicted_image))) : null;
+  const before = data.turns[data.turns.indexOf(turn) - 1];
+  const models = turn.cause === "salt" && before && before.model !== turn.model ? [" The turn before asked for ", h("code", {}, before.model), ", this one for ", h("code", {}, turn.model), "."] : null;
   return h("div", { class: "turn-detail" },
-    turn.cause ? h("p", {}, h("strong", {}, words(turn.cause)), turn.actor ? ` (${turn.actor})` : "", ": ", CAUSES[turn.cause] ?? "", place(turn) ? h("span", {}, " At ", h("code", {}, place(turn)), ".") : null) : h("p", {}, "Everything that was sent before was read."),
+    turn.cause ? h("p", {}, h("strong", {}, words(turn.cause)), turn.actor ? ` (${turn.actor})` : "", ": ", CAUSES[turn.cause] ?? "", place(turn) ? h("span", {}, " At ", h("code", {}, place(turn)), ".") : null, models) : h("p", {}, "Everything that was sent before was read."),
     facts([
       ["Read", `${count(turn.read_tokens)} tokens`], ["Write", `${count(turn.write_tokens)} tokens${turn.write_derived ? " (derived)" : ""}`], ["Uncached", `${count(turn.uncached_tokens)} tokens`],
       ["Expected read", known(turn.expected_read) ? `${count(turn.expected_read)} tokens` : UNKNOWN, "What the turn before and the cache would have allowed"],

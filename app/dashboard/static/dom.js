@@ -30,8 +30,11 @@ export function add(element, children) {
 /** New contents; what had the focus has it again where it is there again, by its `data-key`. */
 export function fill(element, ...children) {
   const focused = element.contains(document.activeElement) ? document.activeElement.dataset?.key : null;
+  // A table that somebody has pushed aside stays where it is.
+  const pushed = [...element.querySelectorAll(".scroll")].filter((one) => one.scrollLeft || one.scrollTop).map((one) => [one.dataset.key, one.scrollLeft, one.scrollTop]);
   element.replaceChildren();
   add(element, children);
+  for (const [key, left, top] of pushed) element.querySelector(`.scroll[data-key="${CSS.escape(key)}"]`)?.scrollTo(left, top);
   if (focused) element.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   return element;
 }
@@ -41,7 +44,7 @@ export function table(caption, columns, rows, options = {}) {
   const head = h("tr", {}, columns.map((one) => h("th", { scope: "col", class: one.class ?? (one.number ? "number" : null), title: one.title }, one.name)));
   const body = rows.map((row) => h("tr", options.row ? options.row(row) : {}, columns.map((one, at) => h(at ? "td" : "th", {
     scope: at ? null : "row", class: one.class ?? (one.number ? "number" : null) }, one.cell(row)))));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption, "data-key": `table-${caption}` },
     h("table", { class: options.class }, h("caption", { class: options.shown ? null : "unseen" }, caption), h("thead", {}, head), h("tbody", {}, body)));
 }
 
@@ -66,5 +69,5 @@ export function values(caption, columns) {
 }
 
 export function empty(title, ...words) {
-  return h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), ...words.map((one) => h("p", {}, one)));
+  return h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), ...words.filter(Boolean).map((one) => h("p", {}, one)));
 }

@@ -6,10 +6,11 @@ import { facts, imageName, link, picture, shortName } from "./parts.js";
 const PAGE = 48, MOST = 960;
 
 export function images(context) {
+  const kv = card("In the engine's KV cache", "By what its tokens are, of all tenants. Left: evicted since the gateway started.", { class: "full" });
   const list = card("Images", "The latest first. One image is one set of pixels, whatever file it came in.", { class: "full" });
   const more = h("button", { type: "button", class: "button" }, "Show older ones");
   const rest = h("div", { class: "more" }, more);
-  const find = h("input", { type: "search", id: "find", placeholder: "The beginning of an image_id", value: context.parameters.find ?? "", autocomplete: "off", spellcheck: "false" });
+  const find = h("input", { type: "search", id: "find", placeholder: "The beginning of an image_id", value: context.parameters.find ?? "", autocomplete: "off", spellcheck: "false", "data-key": "find" });
   const search = h("form", { class: "search", role: "search" }, h("label", { for: "find" }, "Find"), find, h("button", { type: "submit", class: "button" }, "Find"));
   search.addEventListener("submit", (event) => { event.preventDefault(); context.go("images", { find: find.value.trim() }); });
   let limit = PAGE;
@@ -17,16 +18,29 @@ export function images(context) {
   return {
     title: "Images",
     filters: ["tenant"],
-    element: h("div", {}, h("h1", { class: "unseen" }, "Images"), search, list.element, rest),
+    element: h("div", {}, h("h1", { class: "unseen" }, "Images"), search, kv.element, list.element, rest),
     ask: () => ["images", { ...context.filters(["tenant"]), find: context.parameters.find, limit: limit > PAGE ? limit : "" }],
     update(data) {
       fill(list.body, data.images.length ? h("ul", { class: "gallery" }, data.images.map((one) => tile(one, context))) : context.parameters.find
         ? empty("No image_id begins so.", "An image_id is 64 hex digits; x-stillframe-explain lists those of a turn.")
         : empty("No images yet.", "Images of chats show here about a second after the turn's end."));
+      kv.element.hidden = !known(data.kv);
+      if (known(data.kv)) fill(kv.body, modalities(data.kv));
       rest.hidden = !data.has_more || limit >= MOST;
     },
     said: (data) => `${plural(data.images.length, "image")} shown.`,
   };
+}
+
+function modalities(kv) {
+  const row = (name, of) => ({ name, tokens: [kv.resident_tokens[of], kv.evicted_tokens[of]], blocks: [kv.resident_blocks[of], kv.evicted_blocks[of]] });
+  return table("The engine's KV cache by modality", [
+    { name: "Tokens of", cell: (one) => one.name },
+    { name: "Tokens held", number: true, cell: (one) => count(one.tokens[0]) },
+    { name: "Tokens left", number: true, cell: (one) => count(one.tokens[1]) },
+    { name: "Blocks held", number: true, cell: (one) => count(one.blocks[0]) },
+    { name: "Blocks left", number: true, cell: (one) => count(one.blocks[1]) },
+  ], [row("images", "image"), row("text", "text"), row("both in a block", "mixed")]);
 }
 
 function tile(one, context) {

@@ -1,7 +1,7 @@
 // Now and over time.
 import { card, empty, fill, h, table, values } from "./dom.js";
 import { CAUSES, UNKNOWN, brief, clock, count, day, figure, known, percent, plural, seconds, time, utc, words } from "./format.js";
-import { PARTS, imageName, legend, link, shortName, tokenBar } from "./parts.js";
+import { PARTS, imageName, legend, link, reported, shortName, tokenBar } from "./parts.js";
 import { Plot } from "./plot.js";
 
 const OUTCOMES = [
@@ -37,8 +37,8 @@ export function overview(context) {
       drawTiles(tiles, data, context);
       drawCourse(course, courseValues, data);
       drawTurns(turns, data.by_turn);
-      turnValues.update(data.by_turn);
-      fill(causes.body, causesTable(data.causes));
+      turnValues.update(data.by_turn.map(reported));
+      fill(causes.body, causesTable(data.causes, data.totals));
       fill(shares.body, sharesTable(data.read_shares));
       fill(marks.body, marksTable(data.evictions.marks, context));
     },
@@ -53,11 +53,12 @@ function noTurns(context) {
     ? empty("No turns in this time.", "Choose a longer time, or other filters. The page updates by itself.")
     : empty("No turns yet.", engine?.state === "ready" || !engine
       ? "Point a chat client's base_url at this gateway's /v1. Every chat shows here about a second after its end."
-      : "The engine is starting. Every chat shows here about a second after its end.");
+      : engine.state === "starting" ? "The engine is starting. Every chat shows here about a second after its end."
+      : `The engine is ${engine.state}${engine.reason ? `: ${engine.reason}` : ""}.`);
 }
 
-function drawHero(element, { totals, before }) {
-  const whole = Math.max(1, totals.prompt_tokens);
+function drawHero(element, { totals: sums, before: earlier }) {
+  const totals = reported(sums), before = reported(earlier), whole = Math.max(1, totals.prompt_tokens ?? 0);
   fill(element,
     h("div", { class: "hero-figures" },
       h("div", {}, h("p", { class: "label" }, "Read, weighted by tokens"), h("p", { class: "huge" }, percent(totals.read_ratio)), h("p", { class: "soft" }, change(totals.read_ratio, before.read_ratio, "points"))),
@@ -65,7 +66,7 @@ function drawHero(element, { totals, before }) {
       h("dl", { class: "parts" }, PARTS.map((one) => h("div", {}, h("dt", {}, h("i", { class: `key ${one.class}`, "aria-hidden": "true" }), one.name), h("dd", {}, count(totals[one.key])))))),
     tokenBar(totals, whole),
     totals.derived_write_tokens ? h("p", { class: "note" }, `${count(totals.derived_write_tokens)} of the written tokens are derived: the engine does not report them.`) : null,
-    totals.unreported ? h("p", { class: "note" }, `Of ${plural(totals.unreported, "more request")} the engine did not say what it read; they are in no figure of tokens.`) : null);
+    totals.unreported ? h("p", { class: "note" }, `Of ${plural(totals.unreported, totals.reported ? "more request" : "request")} the engine did not say what it read; they are in no figure of tokens.`) : null);
 }
 
 function change(now, before, unit = "") {
@@ -75,7 +76,8 @@ function change(now, before, unit = "") {
   return `${text} the time before`;
 }
 
-function drawTiles(element, { totals, before, evictions, outcomes }, context) {
+function drawTiles(element, { totals: sums, before, evictions, outcomes }, context) {
+  const totals = reported(sums);
   const sum = (rows, key = "requests") => rows.reduce((all, row) => all + row[key], 0);
   const bad = outcomes.filter((row) => row.name === "failed").reduce((all, row) => all + row.requests, 0);
   const blocks = evictions.blocks;
@@ -106,7 +108,8 @@ function spread(window, rows, key, name = null) {
   return found;
 }
 
-function drawCourse(plot, table, { window, over_time: rows, evictions, outcomes }) {
+function drawCourse(plot, table, { window, totals, over_time: sums, evictions, outcomes }) {
+  const rows = sums.map(reported);
   const starts = places(window), long = window.bin_seconds >= 86400, precise = window.bin_seconds < 60;
   const tokens = PARTS.map((one) => ({ name: one.name, class: one.class, values: spread(window, rows, one.key) }));
   const middle = spread(window, rows, "first_token_p50"), high = spread(window, rows, "first_token_p95"), mean = spread(window, rows, "first_token_seconds");
@@ -123,7 +126,7 @@ function drawCourse(plot, table, { window, over_time: rows, evictions, outcomes 
     labels: starts.map((at) => (long ? day(at) : clock(at, precise))),
     ticks: ticksOf(starts, window.bin_seconds),
     panels: [
-      { title: "Prompt tokens", height: 190, kind: "stack", format: brief, series: tokens },
+      { title: "Prompt tokens", height: 190, kind: "stack", format: brief, series: tokens, none: totals.unreported && !totals.reported ? "not reported" : null },
       { title: "Evictions", height: 20 * lanes.length, kind: "lanes", series: lanes },
       { title: exact ? "Time to the first token: half of the answers (line), 95% (dashes)" : "Time to the first token, mean", brief: "Time to the first token", height: 80, kind: "lines", format: (value) => (value ? seconds(value) : "0"), series: latency },
       { title: "Requests: completed, aborted (light), failed and refused (striped)", brief: "Requests; failed and refused striped", height: 56, kind: "stack", format: (value) => (Number.isInteger(value) ? brief(value) : ""), series: ends },
@@ -146,7 +149,7 @@ function ticksOf(starts, length) {
 }
 
 function drawTurns(plot, rows) {
-  const mean = (row, key) => (row.reported ? row[key] / row.reported : 0);
+  const mean = (row, key) => (row.reported ? row[key] / row.reported : row.unreported ? null : 0);
   const series = PARTS.map((one) => ({ name: one.name, class: one.class, values: rows.map((row) => mean(row, one.key)) }));
   plot.update({
     labels: rows.map((row) => `turn ${row.turn}`),
@@ -157,7 +160,8 @@ function drawTurns(plot, rows) {
   });
 }
 
-function causesTable(rows) {
+function causesTable(rows, totals) {
+  if (!rows.length && totals.unreported && !totals.reported) return empty("Nothing is known.", "The engine did not say what it read.");
   if (!rows.length) return empty("Nothing was lost.", "Every turn read all that was sent before.");
   const most = Math.max(1, ...rows.map((row) => row.lost_tokens));
   return table("Causes by lost tokens", [

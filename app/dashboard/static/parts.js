@@ -13,6 +13,9 @@ export function legend(parts = PARTS) {
   return h("ul", { class: "legend" }, parts.map((one) => h("li", { title: one.title }, h("i", { class: `key ${one.class}`, "aria-hidden": "true" }), one.name)));
 }
 
+/** Sums of which the engine reported nothing are not known, and not 0. */
+export const reported = (sums) => (sums.reported || !sums.unreported ? sums : { ...sums, read_tokens: null, write_tokens: null, uncached_tokens: null, computed_tokens: null, lost_tokens: null, prompt_tokens: null });
+
 /** A prompt as a bar of its parts; `scale` is the number of tokens of a bar of full length. */
 export function tokenBar(of, scale, place = null) {
   const whole = PARTS.reduce((sum, one) => sum + (of[one.key] ?? 0), 0);

@@ -77,7 +77,7 @@ export class Plot {
     const height = floor + AXIS;
     fill(this.area, s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", focusable: "false" }, hatch(), this.line, parts));
     this.width = width;
-    if (this.at !== null) this.read(Math.min(this.at, labels.length - 1));
+    if (this.at !== null || !labels.length) this.read(labels.length ? Math.min(this.at, labels.length - 1) : null);
   }
 
   x(at) { return this.left + (at + 0.5) * this.step; }
@@ -162,7 +162,9 @@ export class Plot {
     return this.read(Math.max(0, Math.min(most, to)));
   }
 
-  read(at) {
+  read(to) {
+    // Places come and go with what is shown.
+    const at = to === null || !this.model?.labels[to] ? null : to;
     this.at = at;
     this.tip.hidden = at === null;
     this.line?.setAttribute("visibility", at === null ? "hidden" : "visible");

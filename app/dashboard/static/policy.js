@@ -33,10 +33,29 @@ export function policy(context) {
       : now.state === "failed" ? h("span", { class: "bad" }, now.message)
       : now.state === "done" ? ["Made ", time(now.made_seconds), ` in ${seconds(now.took_seconds)}.`] : "Runs beside the gateway's work and changes nothing.");
     fill(result, now.state === "done" ? comparison(now.result, inForce) : null);
-    if (running && !closed) timer = setTimeout(look, 700);
+    clearTimeout(timer);
+    if (running) timer = setTimeout(look, 700);
   };
-  const look = async () => { try { const now = await ask("whatif", {}, { again: true }); if (!closed) show(now); } catch (error) { context.failed(error); } };
-  start.addEventListener("click", async () => { start.disabled = true; try { show(await tell("whatif")); } catch (error) { context.failed(error); start.disabled = false; } });
+  const look = async () => {
+    clearTimeout(timer);
+    try {
+      const now = await ask("whatif", {}, { again: true });
+      if (!closed) show(now);
+    } catch (error) {
+      // A replay goes on whether or not it is heard of.
+      if (!closed) { context.failed(error); timer = setTimeout(look, 3000); }
+    }
+  };
+  start.addEventListener("click", async () => {
+    start.disabled = true;
+    try {
+      const now = await tell("whatif");
+      if (!closed) show(now);
+    } catch (error) {
+      start.disabled = false;
+      if (!closed) context.failed(error);
+    }
+  });
   bar.hidden = true;
   return {
     title: "Policy",
@@ -64,7 +83,7 @@ function drawForce(element, { default: own, rules, headers }) {
       h("p", {}, own.description),
       facts([["Kind", own.kind], ["Clients may ask for", headers.length ? headers.join(", ") : "none"], ["Rules", rules.length ? plural(rules.length, "rule") : "none: it holds for every request"]])),
     rules.length ? table("Rules, the first that fits counts", [
-      { name: "Model", cell: (row) => row.model ?? "any" }, { name: "Tenant", cell: (row) => row.tenant ?? "any" }, { name: "Policy", cell: (row) => row.policy }], rules) : null,
+      { name: "Model", cell: (row) => row.model ?? "any" }, { name: "Tenant", cell: (row) => row.tenant ?? "any" }, { name: "Share", number: true, title: "of their conversations", cell: (row) => (known(row.share) ? percent(row.share, row.share * 100 % 1 ? 1 : 0) : "all") }, { name: "Policy", cell: (row) => row.policy }], rules) : null,
     h("details", { class: "values", open: open ? "" : null }, h("summary", { "data-key": "parameters" }, `${plural(set.length, "parameter")}`), table("Parameters", [
       { name: "Parameter", cell: (row) => h("code", {}, row.key) },
       { name: "Value", cell: (row) => h("code", {}, Array.isArray(row.value) ? row.value.map((one) => (typeof one === "object" ? one.name : one)).join(", ") : String(row.value)) },
@@ -74,9 +93,10 @@ function drawForce(element, { default: own, rules, headers }) {
 function comparison(result, inForce) {
   const notes = h("details", { class: "values" }, h("summary", {}, "What this cannot say"), h("ul", { class: "plain-list" }, LIMITS.map((one) => h("li", {}, one))));
   if (!result.turns) {
-    return [empty("There are no recorded turns to replay.", result.cut
-      ? `Of ${plural(result.cut, "conversation")} the beginning is no longer in the ledger, so that no policy can be tried on the rest.`
-      : "The ledger keeps what clients sent for ledger.max_age_seconds; it is empty."), notes];
+    return [empty("There are no recorded turns to replay.",
+      result.cut ? `Of ${plural(result.cut, "conversation")} the beginning is no longer in the ledger, so that no policy can be tried on the rest.` : "",
+      result.beyond ? `${plural(result.beyond, "conversation")} began before the latest turns that are looked at.` : "",
+      result.cut || result.beyond ? "" : "The ledger keeps what clients sent for ledger.max_age_seconds; it is empty."), notes];
   }
   const own = result.policies.find((one) => one.policy === inForce);
   const scale = Math.max(1, ...result.policies.map((one) => one.prompt_tokens));
@@ -88,7 +108,7 @@ function comparison(result, inForce) {
       result.beyond ? ` ${plural(result.beyond, "more conversation")} left out to bound the work.` : ""),
     legend([{ name: "read", class: "read" }, { name: "not read", class: "write" }]),
     table("Policies over the same turns, by estimate", [
-      { name: "Policy", cell: (row) => [h("strong", {}, row.policy), row.policy === inForce ? h("span", { class: "chip quiet" }, "in force") : null] },
+      { name: "Policy", cell: (row) => [h("strong", {}, row.policy), row.policy === inForce ? h("span", { class: "chip quiet" }, "in force") : null, row.refused ? h("span", { class: "chip quiet", title: "by its quotas; they are in no sum" }, `${plural(row.refused, "turn")} refused`) : null] },
       { name: "Prompt tokens", class: "bar-cell wide-bar", cell: (row) => tokenBar({ read_tokens: row.read_tokens, write_tokens: row.computed_tokens, uncached_tokens: 0 }, scale) },
       { name: "Not read", number: true, cell: (row) => count(row.computed_tokens) },
       { name: "Against in force", number: true, cell: (row) => against(row, own) },
@@ -103,6 +123,8 @@ function comparison(result, inForce) {
 
 function against(row, own) {
   if (!own || row === own || !own.computed_tokens) return "–";
+  // Sums of other turns say nothing about each other.
+  if (row.turns - row.refused !== own.turns - own.refused) return h("span", { title: "one of them refused turns, so that the sums are of other turns" }, "other turns");
   const difference = (row.computed_tokens - own.computed_tokens) / own.computed_tokens;
   const same = Math.abs(difference) < 0.005;
   return h("span", { class: same ? null : difference < 0 ? "good" : "bad" }, same ? "same" : `${difference > 0 ? "+" : "−"}${Math.abs(difference * 100).toFixed(0)}%`);
@@ -110,7 +132,6 @@ function against(row, own) {
 
 function breaks(row) {
   const all = Object.entries(row.breaks);
-  if (row.refused) all.push(["refused", row.refused]);
   return all.length ? all.map(([name, times]) => `${count(times)} ${words(name)}`).join(", ") : "none";
 }
 

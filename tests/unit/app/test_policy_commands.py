@@ -56,6 +56,44 @@ def test_faults_end_with_2_and_are_all_listed(tmp_path: Path, capsys: pytest.Cap
     assert f"{file}:7: nonsense: there is no such key" in err
 
 
+@pytest.mark.parametrize(
+    ("settings", "words", "force"),
+    [
+        ("policy: {file}", "for all that no rule takes", [("default", None, None, None)]),
+        ("policy: stable", "The settings name it nowhere", []),
+        (
+            "policy: stable\npolicy_rules:\n  - {{model: 'qwen*', share: 0.25, policy: {file}}}",
+            "for 0.25 of the conversations of model qwen* that no rule before took",
+            [("rule", "qwen*", None, 0.25)],
+        ),
+        (
+            "policy: stable\npolicy_headers: [{file}]\npolicy_rules:\n  - {{tenant: acme, policy: {file}}}",
+            "for all conversations of tenant acme that no rule before took; where a client asks for it",
+            [("rule", None, "acme", None), ("header", None, None, None)],
+        ),
+    ],
+)
+def test_a_check_says_for_whom_the_settings_have_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: str, words: str, force: list[tuple[Any, ...]]
+) -> None:
+    file, config = tmp_path / "mine.yaml", tmp_path / "settings.yaml"
+    file.write_text(MINE)
+    config.write_text(settings.format(file=file))
+    assert run("policy", "check", str(file), "--config", str(config)) == 0
+    assert words in capsys.readouterr().out
+    rows = report(capsys, str(file), "--config", str(config))["in_force"]
+    assert [(row["by"], row["model"], row["tenant"], row["share"]) for row in rows] == force
+
+
+def test_a_policy_is_checked_without_settings_that_can_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STILLFRAME_PORT", "no port")
+    assert run("policy", "check", "stable") == 0
+    assert "settings" not in capsys.readouterr().out
+    assert run("policy", "check", "stable", "--config", str(tmp_path / "nothing.yaml")) == 2
+
+
 def test_a_check_shows_parameters_turns_and_the_difference_to_stable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

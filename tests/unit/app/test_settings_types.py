@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,28 @@ def test_a_policy_that_is_no_file_stops_the_start(tmp_path: Path, name: str) -> 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["secret", "admin-token"])
-def test_a_secret_that_is_no_file_stops_the_start(tmp_path: Path, name: str) -> None:
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(ConfigError, match="is a pipe or a device"):
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        (os.mkfifo, "is a pipe or a device"),
+        (os.mkdir, "is a folder"),
+        (b"\xff\xfe", "is no text in UTF-8"),
+        (b"0" * 5000, "is longer than 4096 bytes"),
+        (b"0" * 63, "does not hold 64 hex digits"),
+    ],
+)
+def test_a_secret_that_is_no_secret_stops_the_start(
+    tmp_path: Path, name: str, made: bytes | Callable[[Path], object], what: str
+) -> None:
+    if isinstance(made, bytes):
+        (tmp_path / name).write_bytes(made)
+    else:
+        made(tmp_path / name)
+    with pytest.raises(ConfigError, match=what) as told:
         load_token(tmp_path / name)
+    # Nobody has named the file: it is the folder's, and can be made anew.
+    assert f"data_dir: its file {name} {what}" in str(told.value)
+    assert str(told.value).endswith("remove it to have a new one")
 
 
 def _typed_keys() -> list[tuple[str, Any]]:

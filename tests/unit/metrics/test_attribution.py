@@ -214,6 +214,31 @@ async def test_the_probe_tells_the_template_without_events() -> None:
         assert (await template(made, client)).cause == "template"
 
 
+@pytest.mark.parametrize("mirrored", [True, False])
+@pytest.mark.parametrize("also", [None, summary, client_edit, policy_eviction, volatile_text])
+async def test_a_change_of_model_is_the_clients_whatever_else_the_turn_does(mirrored: bool, also: Make | None) -> None:
+    """Another model has a cache of its own: nothing of what was sent can be read, with or without a summary."""
+    for model, actor in (("another", "client"), ("model", "gateway")):
+        async with rig(num_blocks=257, mirrored=mirrored) as made:
+            client = Client("c")
+            await begun(made, client)
+            client.model, client.salt = model, "another"
+            found = await (made.ask(client, "and now?") if also is None else also(made, client))
+            assert (found.cause, found.actor) == ("salt", actor)
+            assert found.lost_tokens == found.expected_read
+
+
+async def test_another_name_of_the_same_model_is_no_other_cache() -> None:
+    """What has been read, or is there to be read, is the same cache's."""
+    async with rig(num_blocks=257) as made:
+        client = Client("c")
+        await begun(made, client)
+        client.model = "an alias"
+        assert (await made.ask(client, "and now?")).cause is None
+        client.model = "model"
+        assert (await client_edit(made, client)).cause == "client_edit"
+
+
 async def test_a_break_behind_what_was_evicted_is_not_the_reason() -> None:
     """The client changes its last question, and the engine has evicted all: the client is not to blame."""
     async with rig(num_blocks=257) as made:

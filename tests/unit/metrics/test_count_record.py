@@ -96,7 +96,7 @@ async def test_labels_are_bounded_by_the_catalogue() -> None:
     metrics.count_summary(True)
     metrics.count_summary(False)
     # Sums since the mirror began: they count once, however often they are asked for.
-    counts = MirrorCounts({"text": 16, "image": 48}, {"mixed": 4}, {("image", "one"): 32}, 1)
+    counts = MirrorCounts({"text": 16, "image": 48}, {"mixed": 4}, {("image", "one"): 32}, 1, {"mixed": 2})
     for _ in range(3):
         metrics.count_kv(counts)
     shown = _shown(metrics)
@@ -104,6 +104,7 @@ async def test_labels_are_bounded_by_the_catalogue() -> None:
     assert shown['stillframe_kv_resident_blocks{modality="mixed"}'] == 4
     assert shown['stillframe_kv_evicted_tokens_total{modality="image",users="one"}'] == 32
     assert shown['stillframe_kv_evicted_tokens_total{modality="text",users="several"}'] == 0
+    assert shown['stillframe_kv_evicted_blocks_total{modality="mixed"}'] == 2
     assert shown["stillframe_kv_event_gaps_total"] == 1
     assert shown['stillframe_healed_total{what="other"}'] == 1
     assert shown['stillframe_summaries_total{result="failed"}'] == 1

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from engine.base import BlockRemoved, BlockStored, ChatRequest, EventBatch
 from engine.fake import FakeConfig, FakeEngine
 from engine.fake.sequence import PlacedImage
-from metrics.kv_mirror import KvMirror, MirrorView, Owner
+from metrics.kv_mirror import Ending, KvMirror, MirrorView, Owner
 from tests.contract.cases import Picture, user, words
 from tests.unit.metrics.kv_source import BLOCK, KvSource
 
@@ -31,6 +31,10 @@ class Pair:
     async def turn(
         self, owner: Owner, tokens: list[int], *images: PlacedImage, parent: int | None = None
     ) -> MirrorView:
+        """One request from begin to end, and what is said of it."""
+        return self.ended(owner, tokens, *images, parent=parent).view()
+
+    def ended(self, owner: Owner, tokens: list[int], *images: PlacedImage, parent: int | None = None) -> Ending:
         """One request from begin to end."""
         self.turns += 1
         name = f"request-{self.turns}"
@@ -41,7 +45,7 @@ class Pair:
             name, self.turns, parent=parent, prompt_tokens=len(tokens), read_tokens=sequence.read_tokens
         )
         assert ending.is_settled
-        return ending.view()
+        return ending
 
 
 async def test_blocks_that_two_conversations_share_belong_to_both() -> None:
@@ -86,6 +90,25 @@ async def test_evictions_say_what_and_whose() -> None:
     # What takes a block's place later is no longer theirs.
     view = await pair.turn(ANN, [*range(8), *[7] * 6, *range(8, 13)], PlacedImage("picture", 8, 6), parent=1)
     assert (view.common_tokens, view.evicted) == (16, tuple(reversed(gone)))
+
+
+async def test_what_is_evicted_behind_a_turn_is_not_that_turns() -> None:
+    """What is said of a turn is asked for a moment after its end; meanwhile other requests evict, too."""
+    pair, prompt = Pair(num_blocks=9), [*range(8), *[7] * 6, *range(8, 13)]
+    image = PlacedImage("picture", 8, 6)
+    await pair.turn(ANN, prompt, image)
+    kept = pair.ended(ANN, prompt, image, parent=1)
+    await pair.turn(BEN, [*range(100, 121)])
+    first = pair.mirror.evictions()
+    assert kept.view() == MirrorView(common_tokens=16)
+    paid = pair.ended(ANN, prompt, image, parent=2)
+    await pair.turn(BEN, [*range(200, 221)])
+    await pair.turn(BEN, [*range(300, 321)])
+    later = [one for one in pair.mirror.evictions() if one.number > first[-1].number and ANN in one.owners]
+    assert later
+    # Its blocks went once more; it paid for the first time.
+    assert paid.view() == MirrorView(common_tokens=16, evicted=tuple(reversed(first)))
+    assert paid.view() is paid.view()
 
 
 async def test_images_by_their_resident_tokens() -> None:

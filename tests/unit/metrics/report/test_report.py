@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import sqlite3
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,11 @@ import pytest
 
 from app.cli import main
 from app.report_command import moment_of, splits_of
-from context.errors import ConfigError
+from context.errors import ConfigError, StillframeError
+from context.store.turn_reader import TurnReader
+from context.store.turn_rows import TurnStoreError
+from metrics.records import queries
+from metrics.records.queries import open_records
 from metrics.records.record import TurnRecord
 from metrics.records.store import RecordStore
 from tests.unit.metrics.records.some import BEGIN, many, record
@@ -193,6 +201,37 @@ def test_what_is_wrong_is_said(
     told = capsys.readouterr().err
     assert words in told
     assert "Traceback" not in told
+
+
+def test_a_file_of_records_that_cannot_be_read_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made: dict[str, tuple[Callable[[Path], object], str]] = {
+        "folder": (lambda path: path.mkdir(), "is a folder; name the file in it"),
+        "pipe": (os.mkfifo, "is a pipe or a device; name a file"),
+        "text": (lambda path: path.write_text("no database " * 400), "is damaged, or no file of a gateway's"),
+        "empty": (lambda path: path.touch(), "holds no records"),
+    }
+    for name, (make, words) in made.items():
+        make(tmp_path / name)
+        assert _run("--file", str(tmp_path / name)) == 2
+        assert f"{tmp_path / name}: {words}" in capsys.readouterr().err
+        if name != "empty":
+            with pytest.raises(StillframeError) as told:
+                TurnReader(tmp_path / name)
+            assert words in (told.value.remedy if isinstance(told.value, TurnStoreError) else str(told.value))
+
+
+def test_a_file_that_is_locked_is_not_called_damaged(tmp_path: Path) -> None:
+    file = Path(_file(tmp_path, _MADE[:40]))
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ConfigError, match="is locked by another program; close what has it open"):
+            open_records(file, busy_seconds=0.01)
+        with pytest.raises(TurnStoreError) as told:
+            TurnReader(file, busy_seconds=0.01)
+        assert told.value.remedy.startswith("is locked by another program")
+    with open_records(file, busy_seconds=0.01) as records:
+        assert queries.totals(records).requests == 40
 
 
 def test_a_data_folder_without_records(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
