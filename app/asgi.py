@@ -42,6 +42,8 @@ _LINGER_SECONDS = 2.0
 _WATCH_AFTER_SECONDS = 0.005
 _SLOW_START_SECONDS = 5.0
 _NOTHING = nullcontext()
+# Where a request's headers stand once one of them was asked for: each chat asks for ten.
+_BY_NAME = "stillframe.headers"
 _ERROR_HEADERS: Mapping[int, Headers] = {
     401: ((b"www-authenticate", b"Bearer"),),
     # The rest of the body may still be on its way; the connection cannot be used again.
@@ -146,11 +148,12 @@ class BodyBudget:
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The value of a request header, or None."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return value.decode("latin-1")
-    return None
+    """The value of a request header, or None. The first one, where it stands more than once."""
+    values: dict[bytes, bytes] | None = scope.get(_BY_NAME)
+    if values is None:
+        values = scope[_BY_NAME] = dict(reversed(scope["headers"]))
+    value = values.get(name)
+    return None if value is None else value.decode("latin-1")
 
 
 def path(scope: Scope) -> str:

@@ -12,6 +12,7 @@ A write that was cut off, as the last one may be, fails its checksum; nothing be
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import glob
@@ -29,6 +30,9 @@ from context.transcript import DIGEST_BYTES
 
 _MAGIC = b"SFJ1"
 _FRAME = struct.Struct("<4sIII")
+_LIBC = ctypes.PyDLL(None, use_errno=True)
+_LIBC.write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+_LIBC.write.restype = ctypes.c_ssize_t
 _TROUBLES: dict[int, Trouble] = {
     errno.ENOSPC: "full",
     errno.EDQUOT: "full",
@@ -137,7 +141,7 @@ class _File:
             if tools is not None:
                 named.add(tools[0])
         data = b"".join(frames)
-        written = os.write(self.fd, data)
+        written = _write(self.fd, data)
         if written != len(data):
             # Nothing behind half an entry would be read.
             self._torn = True
@@ -153,6 +157,16 @@ class _File:
             os.ftruncate(self.fd, 0)
         self.size, self._torn = 0, False
         self._tools.clear()
+
+
+def _write(fd: int, data: bytes) -> int:
+    """`os.write` that keeps the interpreter's lock: into the page cache it takes a few microseconds, and to have the
+    lock back from a thread that writes to SQLite takes up to milliseconds, on the event loop."""
+    written: int = _LIBC.write(fd, data, len(data))
+    if written < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return written
 
 
 def encoded(entry: Entry, *, with_tools: bool) -> bytes:
