@@ -127,12 +127,7 @@ def _row_cost(blobs: Blobs, messages: int, state: Mapping[str, Any]) -> int:
 
 
 def _cost(blobs: Blobs, messages: int) -> int:
-    return cost_of(_text(blobs.client), _text(blobs.sent), messages)
-
-
-def _text(data: bytes) -> str | bytes:
-    # As bytes it takes about as much, and nothing has to be made to learn that.
-    return data if data.isascii() else data.decode()
+    return cost_of(blobs.client, blobs.sent, messages)
 
 
 def _tools(tools: Sequence[Mapping[str, Any]] | None, rows: Sequence[Row]) -> Tools | None:

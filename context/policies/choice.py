@@ -172,6 +172,9 @@ class Policies:
         # Without the paths that they may have been loaded from.
         self.rule_names = tuple(policy.name for _, policy in rules)
         self.header_names = tuple(self._by_header)
+        every = (default, *(policy for _, policy in rules), *self._by_header.values())
+        # Those that want approximate KV of images.
+        self.reusing = tuple(dict.fromkeys(policy.name for policy in every if policy.reuse_ratio is not None))
 
     @classmethod
     def load(cls, default: str, rules: Sequence[PolicyRule] = (), headers: Sequence[str] = ()) -> Policies:
