@@ -16,6 +16,7 @@ from context.errors import RequestError
 from context.layout.tail import with_tail
 from context.plan import PrefixBreak
 from context.policies.base import Estimate, Policy
+from context.policies.limits import spelled_tokens
 from context.policies.quotas import count_images
 from context.transcript import ImagePart
 
@@ -23,9 +24,11 @@ EXPLAIN_HEADER = b"x-stillframe-explain"
 EXPLAIN_KEY = "stillframe"
 PIN_HEADER = b"x-stillframe-pin"
 _PIN = PIN_HEADER.decode()
+REUSE_HEADER = "x-stillframe-reuse"
 MAX_PINS = 64
 # What may stand in a header as it is; another name gets a digest in its place.
 _PLAIN = re.compile(r"[!-~]{1,128}")
+_SHARE = re.compile(r"0(\.[0-9]{1,6})?|1(\.0{1,6})?")
 _IMAGE_ID = re.compile(r"[0-9a-f]{64}")
 _MOST_PLACES = 8
 # A role is a client's word like any other.
@@ -98,6 +101,26 @@ def pinned_images(header: str | None) -> frozenset[str]:
     return frozenset(names)
 
 
+def asked_ratio(header: str | None, *, allowed: bool) -> float | None:
+    """What a client says about approximate KV of its images: the share of each one's tokens that is computed all the
+    same, 1 for `off`; None when it says nothing.
+
+    Raises:
+        RequestError: it may not say it, or says something else.
+    """
+    if header is None:
+        return None
+    if not allowed:
+        reason = f"{REUSE_HEADER} may not be sent here. Leave it out, or switch reuse_header on."
+        raise RequestError(reason, code="reuse_not_allowed", param=REUSE_HEADER)
+    if header.strip() == "off":
+        return 1.0
+    if _SHARE.fullmatch(header.strip()):
+        return float(header)
+    reason = f"{REUSE_HEADER} takes the share of each image's tokens that is computed, such as 0.05, or off."
+    raise RequestError(reason, code="invalid_reuse", param=REUSE_HEADER)
+
+
 def explanation(begun: Begun, policy: Policy, estimate: Estimate) -> dict[str, Any]:
     """A turn's plan for the eyes of the client that sent it: places, causes, ids and counts, no text.
 
@@ -108,6 +131,7 @@ def explanation(begun: Begun, policy: Policy, estimate: Estimate) -> dict[str, A
     """
     plan = begun.plan
     counts = count_images(plan, (), estimate)
+    tools = spelled_tokens(to_json(plan.tools), estimate) if plan.tools else 0
     return {
         "conversation": begun.conversation,
         "turn": begun.number,
@@ -128,7 +152,7 @@ def explanation(begun: Begun, policy: Policy, estimate: Estimate) -> dict[str, A
             for one in plan.sent
         ],
         "estimates": {
-            "prompt_tokens": sum(estimate(one.wire) for one in with_tail(plan.sent, plan.tail)),
+            "prompt_tokens": tools + sum(estimate(one.wire) for one in with_tail(plan.sent, plan.tail)),
             "visual_tokens": counts.visual_tokens,
             "images": counts.images,
             "unique_images": counts.unique_images,

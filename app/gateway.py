@@ -243,6 +243,9 @@ class Gateway:
         self.reporting.learn(info)
         self.template = await check_template(self.engine)
         self.attributor.template_extends = self.template.extends
+        if self.policies.reusing and not info.reuses_images:
+            names = ", ".join(self.policies.reusing)
+            _log.warning("engine: it keeps no KV of images, so that %s computes all; set engine.vllm.image_kv", names)
         for words in (*self.reporting.warnings, *self.template.warnings):
             _log.warning("engine: %s", words)
         told = ", ".join(f"{name} {answer}" for name, answer in self.engine_checks().items())

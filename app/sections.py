@@ -200,6 +200,7 @@ class Upstreams(Section):
     api_key: str
     accepts_uuid: Literal["auto", True, False]
     accepts_cache_salt: Literal["auto", True, False]
+    probe_usage: bool
     connections: int = Field(ge=1)
     connect_timeout_seconds: float = Field(gt=0)
     read_timeout_seconds: float = Field(gt=0)

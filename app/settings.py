@@ -57,6 +57,7 @@ class Settings(Section):
     policy: PolicyName
     policy_rules: tuple[PolicyRuleSection, ...]
     policy_headers: tuple[PolicyName, ...]
+    reuse_header: bool
     prices: tuple[PriceSection, ...]
     data_dir: str
     log_level: Literal["debug", "info", "warning", "error"]

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from context.plan import Actor, Cause
 from metrics.kv_mirror.base import Modality, TokenModality, Users
+from metrics.reporting import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ ACTORS: tuple[str, ...] = get_args(Actor)
 MODALITIES: tuple[TokenModality, ...] = get_args(TokenModality)
 BLOCKS: tuple[Modality, ...] = get_args(Modality)
 USERS: tuple[Users, ...] = get_args(Users)
+# What is found out about an engine, and what can be the answer (`app/gateway.py::Gateway.engine_checks`).
+CHECKS = ("template_appends", "prefix_caching", "reports_read")
+ANSWERS: tuple[str, ...] = get_args(Told)
 # What `context/plan.py::Healed` may say; a word that is not here counts as `other`.
 HEALED = (
     *("encoding", "content_form", "image_detail", "arguments", "call_keys", "null_keys", "cache_control", "key_order"),
@@ -107,7 +111,8 @@ _ENTRIES = (
         "Prompt tokens of completed requests that were expected to be read and were not, by why and by whom.",
         "`client`: the application changes its history; docs/cases.md says what can be done for each. `engine`: a "
         "larger KV cache, or fewer conversations at a time. `policy`: what its YAML asks for. `template`: the model's "
-        "chat template does not only append. `gateway`: the salt, the model or the upstream changed.",
+        "chat template does not only append. `gateway`: the salt or the upstream changed; "
+        "`salt` by `client`: it asked for another model in the middle of a conversation.",
         {"cause": _CAUSES, "actor": _ACTORS},
     ),
     Entry(
@@ -169,6 +174,13 @@ _ENTRIES = (
         {"modality": _MODALITIES, "users": ", ".join(USERS)},
     ),
     Entry(
+        "stillframe_kv_evicted_blocks",
+        "counter",
+        "Blocks that left the engine's prefix cache, by what their tokens were.",
+        "Images that are needed again go beside text that is not: try `engine.vllm.eviction: modality`.",
+        {"modality": ", ".join(BLOCKS)},
+    ),
+    Entry(
         "stillframe_unseen_image_requests",
         "counter",
         "Completed requests with images for which the engine counted fewer prompt tokens than the images take: it "
@@ -209,7 +221,36 @@ _ENTRIES = (
         "counter",
         "Images by what the engine's encoder cache did. An image whose tokens are all read reaches it not at all.",
         "`evict` beside `run`: the encoder cache is too small for the images in use.",
-        {"event": "run, hit, evict"},
+        {"event": "run, hit, load, evict"},
+    ),
+    Entry(
+        "stillframe_image_pool_images",
+        "counter",
+        "Images whose KV requests with approximate reuse asked the pool for, by whether it was there.",
+        "Many misses of images that came before: the pool is too small (`engine.vllm.image_kv`).",
+        {"result": "hit, miss"},
+    ),
+    Entry(
+        "stillframe_image_pool_tokens",
+        "counter",
+        "Image tokens of requests with approximate reuse: loaded from the pool, which usage counts neither as read nor "
+        "as written; computed of the same images; read again from the prefix cache among approximate blocks.",
+        "Loaded beside computed is what reuse saves; `reread` is part of what usage counts as read.",
+        {"disposition": "loaded, computed, reread"},
+    ),
+    Entry(
+        "stillframe_image_pool_bytes",
+        "gauge",
+        "What the pool of images' KV holds, in bytes.",
+        "`memory` at its bound beside misses: raise `memory_gib` of `engine.vllm.image_kv`.",
+        {"tier": "memory, files"},
+    ),
+    Entry(
+        "stillframe_image_pool_entries",
+        "gauge",
+        "Images whose KV the pool holds.",
+        "Compare with the images in use.",
+        {"tier": "memory, files"},
     ),
     Entry(
         "stillframe_first_byte_seconds",
@@ -236,6 +277,16 @@ _ENTRIES = (
         "gauge",
         "1 when the engine is ready, else 0.",
         "0: see /health/ready for the reason.",
+    ),
+    Entry(
+        "stillframe_engine_check",
+        "gauge",
+        "1 for what was found out about the engine, else 0: whether its chat template only appends, whether it keeps a "
+        "prefix cache, and whether it reports what it reads from it (`unknown` until it was asked or has answered).",
+        "`no`: the log says at the start what to do. `template_appends`: an option of the template that keeps history "
+        "as it was. `prefix_caching`: start the engine with it. `reports_read`: start vLLM with "
+        "`--enable-prompt-tokens-details`; `sometimes`: one of several upstreams was started without.",
+        {"check": ", ".join(CHECKS), "answer": ", ".join(ANSWERS)},
     ),
     Entry(
         "stillframe_event_loop_lag_seconds",

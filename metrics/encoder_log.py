@@ -1,4 +1,4 @@
-"""What the encoder cache did for each of the latest requests, from the engine's event stream."""
+"""What the encoder cache and the pool of images' KV did, from the engine's event stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.base import EncoderEvent, Engine
+from engine.base import EncoderEvent, Engine, ImagePoolState, ImageReuse
 from metrics.prometheus import GatewayMetrics
 
 
@@ -45,6 +45,10 @@ class EncoderLog:
                 for event in batch.events:
                     if isinstance(event, EncoderEvent):
                         self._count(event)
+                    elif isinstance(event, ImageReuse):
+                        self._metrics.count_reuse(event)
+                    elif isinstance(event, ImagePoolState):
+                        self._metrics.show_pool(event)
 
     def of_image(self, uuid: str) -> ImageCounts:
         """What the encoder did for an image since the gateway started, as far as that is remembered."""
@@ -77,7 +81,7 @@ class EncoderLog:
         return counts
 
     def _count(self, event: EncoderEvent) -> None:
-        if event.kind in ("run", "hit", "evict"):
+        if event.kind in ("run", "hit", "load", "evict"):
             self._metrics.encoder_images.labels(event.kind).inc()
             self._count_image(event)
         if not event.request_id:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from context.images.stats import ImageStats
-from metrics.catalogue import BLOCKS, CATALOGUE, HEALED, MODALITIES, USERS
+from engine.base import ImagePoolState, ImageReuse
+from metrics.catalogue import ANSWERS, BLOCKS, CATALOGUE, CHECKS, HEALED, MODALITIES, USERS
 from metrics.kv_mirror import MirrorCounts
 from metrics.records.record import Outcome, TurnRecord
 from metrics.usage import Usage
@@ -48,6 +49,7 @@ class GatewayMetrics:
         self._kv_resident = self._gauge("stillframe_kv_resident_tokens", "livemax")
         self._kv_blocks = self._gauge("stillframe_kv_resident_blocks", "livemax")
         self._kv_evicted = self._counter("stillframe_kv_evicted_tokens")
+        self._kv_evicted_blocks = self._counter("stillframe_kv_evicted_blocks")
         self._kv_gaps = self._counter("stillframe_kv_event_gaps")
         # Shown as 0 from the beginning: a rise from nothing is none to Prometheus.
         for modality in MODALITIES:
@@ -59,12 +61,17 @@ class GatewayMetrics:
         self.image_bytes = self._counter("stillframe_sent_image_bytes")
         self.image_misses = self._counter("stillframe_image_misses")
         self.encoder_images = self._counter("stillframe_encoder_images")
+        self._pool_images = self._counter("stillframe_image_pool_images")
+        self._pool_tokens = self._counter("stillframe_image_pool_tokens")
+        self._pool_bytes = self._gauge("stillframe_image_pool_bytes", "livemax")
+        self._pool_entries = self._gauge("stillframe_image_pool_entries", "livemax")
         self.first_byte_seconds = self._histogram("stillframe_first_byte_seconds")
         self.total_seconds = self._histogram("stillframe_total_seconds")
         self.loop_lag = self._histogram("stillframe_event_loop_lag_seconds")
         self.running_now = 0
         self._running = self._gauge("stillframe_running_requests", "livesum")
         self._ready = self._gauge("stillframe_engine_ready", "livemin")
+        self._checks = self._gauge("stillframe_engine_check", "livemax")
         self._tasks = self._gauge("stillframe_asyncio_tasks", "livesum")
         self._image_stats = ImageStats()
 
@@ -124,6 +131,24 @@ class GatewayMetrics:
         if record.lost_tokens and record.cause is not None and record.actor is not None:
             self._lost.labels(record.cause, record.actor).inc(record.lost_tokens)
 
+    def count_reuse(self, reuse: ImageReuse) -> None:
+        """Count what a request got of its images' KV."""
+        for result, images in (("hit", reuse.hits), ("miss", reuse.misses)):
+            self._pool_images.labels(result).inc(images)
+        for disposition, tokens in (
+            ("loaded", reuse.loaded_tokens),
+            ("computed", reuse.computed_tokens),
+            ("reread", reuse.reread_tokens),
+        ):
+            self._pool_tokens.labels(disposition).inc(tokens)
+
+    def show_pool(self, pool: ImagePoolState) -> None:
+        """Show what the pool of images' KV holds now."""
+        self._pool_bytes.labels("memory").set(pool.memory_bytes)
+        self._pool_bytes.labels("files").set(pool.file_bytes)
+        self._pool_entries.labels("memory").set(pool.memory_entries)
+        self._pool_entries.labels("files").set(pool.file_entries)
+
     def count_healed(self, words: Iterable[str]) -> None:
         """Count differences that were undone, each by its word (`context/plan.py::Healed`)."""
         for word in words:
@@ -144,12 +169,20 @@ class GatewayMetrics:
             self._kv_resident.labels(modality).set(counts.resident_tokens.get(modality, 0))
         for kind in BLOCKS:
             self._kv_blocks.labels(kind).set(counts.resident_blocks.get(kind, 0))
+            evicted = counts.evicted_blocks.get(kind, 0) - before.evicted_blocks.get(kind, 0)
+            self._kv_evicted_blocks.labels(kind).inc(max(0, evicted))
         for (modality, users), tokens in counts.evicted_tokens.items():
             self._kv_evicted.labels(modality, users).inc(
                 max(0, tokens - before.evicted_tokens.get((modality, users), 0))
             )
         # Of a mirror that was begun again: it counts anew.
         self._kv_gaps.inc(max(0, counts.gaps - before.gaps))
+
+    def count_checks(self, checks: Mapping[str, str]) -> None:
+        """Say what was found out about the engine, by `CHECKS` and `ANSWERS`."""
+        for check in CHECKS:
+            for answer in ANSWERS:
+                self._checks.labels(check, answer).set(int(checks.get(check, "unknown") == answer))
 
     def count_dropped_records(self, dropped: int) -> None:
         """Count the records that were lost since the last call; `dropped` is all of them."""

@@ -85,11 +85,11 @@ def missing(what: str) -> RequestError:
     )
 
 
-def live_version(gateway: Gateway) -> tuple[Any, ...]:
-    """Changes when what the process knows beside the records does."""
+def live_version(gateway: Gateway, name: str) -> tuple[Any, ...]:
+    """Changes when what the process knows beside the records does, as far as a view shows it."""
     mirror = _mirror(gateway)
     seen = (mirror.last_eviction, mirror.resident_blocks) if mirror is not None else ()
-    checks = tuple(gateway.engine_checks().values())
+    checks = tuple(gateway.engine_checks().values()) if name == "status" else ()
     return (gateway.engine.health().state, gateway.metrics.running_now, checks, *seen)
 
 

@@ -95,7 +95,7 @@ async def _serve(gateway: Gateway, path: str, scope: asgi.Scope, receive: asgi.R
 async def _view(gateway: Gateway, name: str, asked: Asked, scope: asgi.Scope, send: asgi.Send) -> None:
     source = gateway.dashboard.source
     tick = RANGES[asked.range][1] if name in WINDOWED else _TICK_SECONDS
-    version = (await source.version(), *live_version(gateway), int(asked.now // tick))
+    version = (await source.version(), *live_version(gateway, name), int(asked.now // tick))
     key = (name, asked.viewer.tenant, asked.viewer.by, tuple(sorted(asked.query.items())), version)
     tag = _tag(gateway.dashboard.boot, repr(key))
     headers = [*_SAFE, (b"etag", tag), (b"cache-control", b"private, no-cache"), (b"vary", b"cookie, authorization")]

@@ -103,6 +103,7 @@ def config_of(shape: Shape, ids: Mapping[str, int], *, max_position_tokens: int)
             "num_attention_heads": shape.heads,
             "num_key_value_heads": shape.kv_heads,
             "max_position_embeddings": max_position_tokens,
+            "rms_norm_eps": shape.epsilon,
             "rope_theta": shape.rope_theta,
             "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": list(shape.rope_sections)},
             "tie_word_embeddings": True,

@@ -22,12 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PATCH, MERGE, TEMPORAL, CHANNELS = 14, 2, 2, 3
-_EPSILON = 1e-6
+_VISION_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model. `rope_sections` splits half of a head's dimensions between time, height and width."""
+    """Sizes of a model. `rope_sections` splits half of a head's dimensions between time, height and width.
+
+    `epsilon` is of the decoder's norms.
+    """
 
     vocabulary: int
     hidden: int = 256
@@ -37,6 +40,7 @@ class Shape:
     intermediate: int = 640
     rope_theta: float = 1_000_000.0
     rope_sections: tuple[int, int, int] = (8, 12, 12)
+    epsilon: float = 1e-5
     vision_hidden: int = 128
     vision_layers: int = 4
     vision_heads: int = 4
@@ -57,7 +61,7 @@ class VisionBlock(nn.Module):
         super().__init__()
         hidden, inner = shape.vision_hidden, shape.vision_intermediate
         self.heads = shape.vision_heads
-        self.norm1, self.norm2 = _Norm(hidden), _Norm(hidden)
+        self.norm1, self.norm2 = _Norm(hidden, _VISION_EPSILON), _Norm(hidden, _VISION_EPSILON)
         self.qkv, self.proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
         self.gate_up, self.down = nn.Linear(hidden, 2 * inner), nn.Linear(inner, hidden)
 
@@ -78,7 +82,7 @@ class VisionTower(nn.Module):
         # Both frames of a still image are equal, so one matrix stands for the sum of the two.
         self.patch = nn.Linear(CHANNELS * PATCH * PATCH, hidden, bias=False)
         self.blocks = nn.ModuleList(VisionBlock(shape) for _ in range(shape.vision_layers))
-        self.norm = _Norm(hidden)
+        self.norm = _Norm(hidden, _VISION_EPSILON)
         self.merge1 = nn.Linear(hidden * MERGE**2, hidden * MERGE**2)
         self.merge2 = nn.Linear(hidden * MERGE**2, shape.hidden)
 
@@ -173,23 +177,31 @@ class TextBlock(nn.Module):
         super().__init__()
         self.shape = shape
         width = (shape.heads + 2 * shape.kv_heads) * shape.head
-        self.norm1, self.norm2 = _Norm(shape.hidden), _Norm(shape.hidden)
+        self.norm1, self.norm2 = _Norm(shape.hidden, shape.epsilon), _Norm(shape.hidden, shape.epsilon)
         self.qkv = nn.Linear(shape.hidden, width)
         self.proj = nn.Linear(shape.heads * shape.head, shape.hidden, bias=False)
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.intermediate, bias=False)
         self.down = nn.Linear(shape.intermediate, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, trace: Trace | None = None) -> Tensor:
+        q, k, v = self.project(x, cos, sin)
+        if trace is not None:
+            trace.queries, trace.keys = q, k
+        return self.finish(x, q, k, v, mask)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values, of (batch, tokens, hidden): (batch, [KV] heads, tokens, head) each."""
         batch, length, _ = x.shape
         shape = self.shape
         heads = self.qkv(self.norm1(x)).view(batch, length, -1, shape.head).transpose(1, 2)
         q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), 1)
-        repeat = shape.heads // shape.kv_heads
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        if trace is not None:
-            trace.queries, trace.keys = q, k
+        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+
+    def finish(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """The layer's output for the tokens of `x` and `q`, which attend to those of `k` and `v` as `mask` says."""
+        repeat = self.shape.heads // self.shape.kv_heads
         k, v = (part.repeat_interleave(repeat, 1) for part in (k, v))
-        x = x + self.proj(_attend(q, k, v, mask).reshape(batch, length, -1))
+        x = x + self.proj(_attend(q, k, v, mask).reshape(*x.shape[:2], -1))
         return x + self.down(_gated(self.gate_up(self.norm2(x))))
 
 
@@ -202,7 +214,7 @@ class Model(nn.Module):
         self.vision = VisionTower(shape)
         self.embed = nn.Embedding(shape.vocabulary, shape.hidden)
         self.blocks = nn.ModuleList(TextBlock(shape) for _ in range(shape.layers))
-        self.norm = _Norm(shape.hidden)
+        self.norm = _Norm(shape.hidden, shape.epsilon)
 
     def decode(self, x: Tensor, positions: Tensor, trace: Trace | None = None) -> Tensor:
         """Final hidden states of a batch of embedded sequences, padded at their end.
@@ -230,12 +242,13 @@ class Model(nn.Module):
 
 
 class _Norm(nn.Module):
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, epsilon: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(hidden))
+        self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + _EPSILON).to(x.dtype)
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.epsilon).to(x.dtype)
         return x * scale * self.weight.to(x.dtype)
 
 

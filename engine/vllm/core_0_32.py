@@ -8,33 +8,84 @@ Importing this module imports vLLM's model code. Like there, what moved is said 
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+import vllm
 from vllm.config import KVTransferConfig
-from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
+from vllm.v1.core import kv_cache_coordinator
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, get_block_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.request import Request
 
 from context.errors import ConfigError
 from engine.vllm.image_kv.rotation import RopeTable, rotate
 
-__all__ = ["MRotaryEmbedding", "RotaryEmbedding", "check", "get_rope", "rope_table"]
+__all__ = [
+    "ENGINE",
+    "AsyncScheduler",
+    "BlockPool",
+    "ECConnectorBase",
+    "ECConnectorMetadata",
+    "ECConnectorRole",
+    "FreeKVCacheBlockQueue",
+    "KVConnectorBase_V1",
+    "KVConnectorMetadata",
+    "KVConnectorRole",
+    "KVConnectorWorkerMetadata",
+    "MRotaryEmbedding",
+    "RotaryEmbedding",
+    "Scheduler",
+    "SupportsHMA",
+    "check",
+    "check_pool",
+    "count_loaded",
+    "get_block_hash",
+    "get_kv_transfer_group",
+    "get_rope",
+    "is_full_attention",
+    "kv_cache_coordinator",
+    "model_folder",
+    "own_config",
+    "rank",
+    "rope_table",
+    "rotary_embeddings",
+]
+
+ENGINE = f"vllm {vllm.__version__}"
 
 # What the reuse of images' KV hooks into, with the parameters that it passes or reads.
 _NEEDED: dict[str, tuple[Any, dict[str, tuple[str, ...]]]] = {
     "Scheduler": (
         Scheduler,
         {
-            "schedule": (),
+            "schedule": ("throttle_prefills",),
+            "_get_local_prefix_cache_hit": ("request",),
             "_try_schedule_encoder_inputs": ("request", "num_computed_tokens", "num_new_tokens"),
             "_preempt_request": ("request",),
             "_free_request": ("request",),
@@ -49,6 +100,8 @@ _NEEDED: dict[str, tuple[Any, dict[str, tuple[str, ...]]]] = {
         {
             "bind_kv_cache_manager": ("kv_cache_manager",),
             "on_new_request": ("request",),
+            "request_finished": ("request", "block_ids"),
+            "requires_piecewise_for_cudagraph": ("extra_config",),
             "get_num_new_matched_tokens": ("request", "num_computed_tokens"),
             "update_state_after_alloc": ("request", "blocks", "num_external_tokens"),
             "build_connector_meta": ("scheduler_output",),
@@ -65,9 +118,37 @@ _NEEDED: dict[str, tuple[Any, dict[str, tuple[str, ...]]]] = {
         ECConnectorBase,
         {
             "has_cache_item": ("identifier",),
+            "update_state_after_alloc": ("request", "index"),
+            "build_connector_meta": ("scheduler_output",),
             "start_load_caches": ("encoder_cache",),
             "save_caches": ("encoder_cache", "mm_hash"),
         },
+    ),
+}
+
+# What the pool of blocks by modality stands in for, and what it reads.
+_POOL_NEEDED: dict[str, tuple[Any, dict[str, tuple[str, ...]]]] = {
+    "BlockPool": (
+        BlockPool,
+        {
+            "cache_full_blocks": (
+                "request",
+                "blocks",
+                "num_cached_blocks",
+                "num_full_blocks",
+                "block_size",
+                "block_mask",
+            ),
+            "touch": ("blocks",),
+            "move_block_hashes": ("src_block", "dst_block"),
+            "reset_prefix_cache": (),
+            "_maybe_evict_cached_block": ("block",),
+            "evict_blocks": ("block_ids",),
+        },
+    ),
+    "FreeKVCacheBlockQueue": (
+        FreeKVCacheBlockQueue,
+        {"popleft_n": ("n",), "remove": ("block",), "append_n": ("blocks",), "prepend_n": ("blocks",)},
     ),
 }
 
@@ -89,6 +170,20 @@ def check() -> None:
         raise ConfigError("environment", "", f"{reason}. Install the pinned requirements, or turn reuse off.")
 
 
+def check_pool() -> None:
+    """Say what of vLLM's pool of blocks is not as the one by modality expects.
+
+    Raises:
+        ConfigError: a name or a parameter moved, or what makes the pool has another place; names all of them.
+    """
+    moved = [f"{name}.{part}" for name, (owner, parts) in _POOL_NEEDED.items() for part in moved_of(owner, parts)]
+    if getattr(kv_cache_coordinator, "BlockPool", None) is not BlockPool:
+        moved.append("kv_cache_coordinator.BlockPool")
+    if moved:
+        reason = f"vLLM is not as this release of Stillframe knows it: {', '.join(moved)}"
+        raise ConfigError("environment", "", f"{reason}. Install the pinned requirements, or set eviction to lru.")
+
+
 def moved_of(owner: Any, needed: dict[str, tuple[str, ...]]) -> list[str]:
     """Of a class, the methods that are missing, and the parameters as `method(parameter)`."""
     moved: list[str] = []
@@ -99,6 +194,58 @@ def moved_of(owner: Any, needed: dict[str, tuple[str, ...]]) -> list[str]:
             known = inspect.signature(getattr(owner, method)).parameters
             moved += [f"{method}({parameter})" for parameter in parameters if parameter not in known]
     return moved
+
+
+def own_config(config: Any, part: str) -> Mapping[str, Any]:
+    """What the gateway says to its own classes inside of the engine about one of their parts; empty where it is off."""
+    additional = cast("Mapping[str, Any]", config.additional_config or {})
+    return additional.get("stillframe", {}).get(part, {})
+
+
+class ReusePrefillStats(PrefillStats):
+    """A prefill of which tokens were loaded from the image pool: neither read from the prefix cache nor written."""
+
+    loaded_tokens = 0
+
+    def finalize(self, num_cached_tokens: int) -> None:
+        super().finalize(num_cached_tokens)
+        self.num_cache_creation_tokens = max(0, self.num_cache_creation_tokens - self.loaded_tokens)
+
+
+def count_loaded(request: Any, tokens: int) -> None:
+    """Keep tokens that were loaded for a request out of what vLLM reports as cached or as written."""
+    stats = request.prefill_stats
+    if stats is None:
+        return
+    if not isinstance(stats, ReusePrefillStats):
+        request.prefill_stats = ReusePrefillStats(
+            **{field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
+        )
+    request.prefill_stats.loaded_tokens = tokens
+
+
+def is_full_attention(spec: Any) -> bool:
+    """Whether a group's layers attend to all tokens before each."""
+    return type(spec) is FullAttentionSpec and not (spec.sliding_window or spec.attention_chunk_size or spec.non_causal)
+
+
+def model_folder(model: Any) -> Path:
+    """Where a model's files are; of one from a hub, its snapshot."""
+    if (folder := Path(model.model)).is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+
+
+def rank(parallel: Any) -> int:
+    """This worker's among those that part the heads."""
+    return int(get_tensor_model_parallel_rank()) if parallel.tensor_parallel_size > 1 else 0
+
+
+def rotary_embeddings() -> list[Any]:
+    """Those that the loaded model made, its vision tower's among them."""
+    return list(rotary_embedding._ROPE_DICT.values())  # pyright: ignore[reportPrivateUsage]
 
 
 def rope_table(module: Any) -> RopeTable:

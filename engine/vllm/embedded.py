@@ -21,6 +21,7 @@ import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from context.errors import ConfigError, EngineUnavailable, place_of
@@ -31,7 +32,8 @@ from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, Even
 from engine.events import EventHub
 from engine.images import Holdings, open_chat
 from engine.vllm.environment import set_environment
-from engine.vllm.options import VllmSettings, arguments, parse
+from engine.vllm.features import feature_options, prepare, reuse_parameters, set_feature_environment
+from engine.vllm.options import VllmSettings, arguments, by_long_name, parse
 from engine.vllm.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -104,6 +106,8 @@ class VllmEngine:
             return call(self._app, "POST", "/v1/chat/completions", headers=headers, body=body)
 
         holdings = self._holdings
+        if request.reuse_ratio is not None and self._info.reuses_images:
+            request = replace(request, body={**request.body, **reuse_parameters(request.reuse_ratio)})
         async with open_chat(request, accepts_uuid=True, holdings=holdings, send=send, names_request=True) as reply:
             if reply.status >= 500:
                 self._require_ready()
@@ -121,7 +125,8 @@ class VllmEngine:
         self._require_ready()
         # The core frees a finished request's blocks one step after its last token left, and refuses until then.
         for _ in range(_RESET_TRIES):
-            if await self._client.reset_prefix_cache():
+            # The pool of images' KV is the connector's.
+            if await self._client.reset_prefix_cache(reset_connector=self._info.reuses_images):
                 break
             await asyncio.sleep(0.02)
         else:
@@ -153,6 +158,7 @@ class VllmEngine:
         telemetry = Telemetry(self._hub)
         stack.push_async_callback(telemetry.stop)
         telemetry.start()
+        features = feature_options(by_long_name(self._settings.options), telemetry.image_endpoint)
         args = parse(
             arguments(
                 self._settings,
@@ -168,6 +174,7 @@ class VllmEngine:
                         "encoder_cache_manager_cls": "engine.vllm.encoder_cache.ReportingEncoderCacheManager",
                         "manager_config": {"endpoint": telemetry.encoder_endpoint},
                     },
+                    **features,
                 },
             )
         )
@@ -189,6 +196,10 @@ class VllmEngine:
             max_model_tokens=int(config.model_config.max_model_len),
             max_images_per_prompt=_image_limit(config),
             max_aspect_ratio=_aspect_limit(config),
+            caches_prefix=bool(config.cache_config.enable_prefix_caching),
+            reuses_images="kv-transfer-config" in features,
+            # `options.arguments` asks for it always.
+            reports_read=True,
         )
         self._health = EngineHealth("ready")
 
@@ -245,6 +256,7 @@ class _NoServer:
 
 def _import_vllm(settings: VllmSettings) -> None:
     set_environment(offline=settings.offline, kv_cache_gib=settings.kv_cache_gib, log_level=settings.log_level)
+    set_feature_environment(by_long_name(settings.options))
     torchvision_ops.declare_missing()
     from engine.vllm import v0_32
 
@@ -256,6 +268,7 @@ def _build_engine(args: Any) -> tuple[Any, Any]:
 
     engine_args = v0_32.AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_engine_config(usage_context=v0_32.UsageContext.OPENAI_API_SERVER)
+    prepare(config, args)
     client = v0_32.AsyncLLM.from_vllm_config(
         vllm_config=config,
         usage_context=v0_32.UsageContext.OPENAI_API_SERVER,

@@ -1,8 +1,8 @@
-"""vLLM's encoder cache manager, telling what it does for every request and image.
+"""vLLM's encoder cache manager, which tells what it does for every request and image, and may choose what goes.
 
-It runs in the engine core's process. vLLM has no metric for the encoder cache, so this subclass changes nothing and
-reports: `run` when space is allocated for features that are about to be computed, `hit` when features are reused,
-`evict` when features are dropped to make room, `done` when a request is over, `reset`.
+It runs in the engine core's process. vLLM has no metric for the encoder cache, so this subclass reports: `run` when
+space is allocated for features that are about to be computed, `load` when they are to come from the pool of images' KV,
+`hit` when features are reused, `evict` when features are dropped to make room, `done` when a request is over, `reset`.
 
 Source: vLLM 0.32, vllm/v1/core/encoder_cache_manager.py::EncoderCacheManager; the calls come from
 vllm/v1/core/sched/scheduler.py::Scheduler._try_schedule_encoder_inputs.
@@ -15,15 +15,20 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import zmq
 
+from engine.vllm.blocks.returns import Returns, Watched
 from engine.vllm.v0_32 import EncoderCacheManager
 
 _INTERNAL_ID = re.compile(r"^(?:\d+_)?chatcmpl-(.+)-[0-9a-f]{8}$")
 _QUEUE_EVENTS = 100_000
+# Attention within an image costs as much as all else in Qwen2-VL's encoder where it has so many embeddings.
+_EVEN_EMBEDDINGS = 2048
+_LOOKED_AT = 64
 
 
 def gateway_request_id(internal: str) -> str:
@@ -36,20 +41,31 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
     """`EncoderCacheManager` that sends [sequence, seconds, kind, request_id, uuid, embeddings] over a local socket.
 
     A reader that is not there or too slow loses events, which shows as a gap in the sequence; the engine never waits.
+
+    Args:
+        cache_size: embeddings.
+        by_value: what makes room is what is worth least, by how soon such images come back and what they cost to
+            compute; otherwise what no request has needed for longest, as vLLM does. What a request needs stays either
+            way.
     """
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> ReportingEncoderCacheManager:
-        manager = cls(cache_size=cache_size)
+        blocks = (vllm_config.additional_config or {}).get("stillframe", {}).get("blocks", {})
+        manager = cls(cache_size=cache_size, by_value=blocks.get("eviction") == "modality")
         manager.connect(vllm_config.ec_manager_config.manager_config["endpoint"])
         return manager
 
-    def __init__(self, cache_size: int) -> None:
+    def __init__(self, cache_size: int, *, by_value: bool = False) -> None:
         super().__init__(cache_size)
+        self._returns = Returns() if by_value else None
+        self._uses: dict[str, Watched] = {}
         self._socket: zmq.Socket[bytes] | None = None
         self._sequence = 0
         # One report a (request, input): a hit is asked for again on every scheduling step of a chunked prefill.
         self._reported: dict[str, set[int]] = {}
+        self.is_pooled: Callable[[str], bool] = lambda _: False
+        """Whether an image's features come from elsewhere and are not computed, by its identifier."""
 
     def connect(self, endpoint: str) -> None:
         """Start to report to `endpoint`, which is already bound."""
@@ -67,14 +83,18 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
 
     def allocate(self, request: Any, input_id: int) -> None:
         super().allocate(request, input_id)
-        self._report_once("run", request, input_id)
+        kind = "load" if self.is_pooled(request.mm_features[input_id].identifier) else "run"
+        self._report_once(kind, request, input_id)
 
     def can_allocate(
         self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
     ) -> bool:
+        if self._returns is not None:
+            self._choose(request.get_num_encoder_embeds(input_id) + num_embeds_to_schedule)
         before = len(self.freed)
         answer = bool(super().can_allocate(request, input_id, encoder_compute_budget, num_embeds_to_schedule))
         for uuid in self.freed[before:]:
+            self._uses.pop(uuid, None)
             self._send("evict", gateway_request_id(request.request_id), uuid, 0)
         return answer
 
@@ -88,6 +108,7 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
     def reset(self) -> None:
         super().reset()
         self._reported.clear()
+        self._uses.clear()
         self._send("reset", "", "", 0)
 
     def _report_once(self, kind: str, request: Any, input_id: int) -> None:
@@ -95,8 +116,35 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
         if input_id in seen:
             return
         seen.add(input_id)
-        embeddings = int(request.get_num_encoder_embeds(input_id))
-        self._send(kind, gateway_request_id(request.request_id), request.mm_features[input_id].identifier, embeddings)
+        embeddings, uuid = int(request.get_num_encoder_embeds(input_id)), str(request.mm_features[input_id].identifier)
+        if self._returns is not None:
+            use = self._uses[uuid] = self._returns.use([uuid])
+            self._returns.named(use, uuid)
+        self._send(kind, gateway_request_id(request.request_id), uuid, embeddings)
+
+    def _choose(self, needed: int) -> None:
+        """Put first in vLLM's order what is worth least, as much of it as makes room for so many embeddings."""
+        room = self.num_free_slots
+        if room >= needed or needed > self.num_freeable_slots:
+            return
+        step = -(-len(self.freeable) // _LOOKED_AT)
+        # Of many an even sample, the one that was needed longest ago among them.
+        looked_at = list(self.freeable)[::step]
+        chosen: list[str] = []
+        for uuid in sorted(looked_at, key=self._worth):
+            if room >= needed:
+                break
+            room += self.freeable[uuid]
+            chosen.append(uuid)
+        for uuid in reversed(chosen):
+            self.freeable.move_to_end(uuid, last=False)
+
+    def _worth(self, uuid: str) -> float:
+        use = self._uses.get(uuid)
+        if use is None or self._returns is None or self.is_pooled(uuid):
+            # What the pool of images' KV has need not be computed.
+            return 0.0
+        return self._returns.density(use.uses, use.last) * (1 + self.freeable[uuid] / _EVEN_EMBEDDINGS)
 
     def _send(self, kind: str, request_id: str, uuid: str, embeddings: int) -> None:
         if self._socket is None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from context.errors import ConfigError
+from engine.vllm.features import OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def arguments(settings: VllmSettings, *, cpu: bool, required: Mapping[str, Any])
     Raises:
         ConfigError: an option is set that the gateway sets itself.
     """
-    own = {name.replace("_", "-").lstrip("-"): value for name, value in settings.options.items()}
+    own = {name: value for name, value in by_long_name(settings.options).items() if name not in OWN}
     for name in (*_REQUIRED, "model", "served-model-name", "host", "port", "api-key", "root-path"):
         if name in own:
             raise ConfigError("settings", f"engine.vllm.{name}", "is set by Stillframe itself; remove it")
@@ -75,6 +76,11 @@ def arguments(settings: VllmSettings, *, cpu: bool, required: Mapping[str, Any])
         **required,
     }
     return [word for name, value in merged.items() for word in _words(name, value)]
+
+
+def by_long_name(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their long names with `-` and nothing before them, however they are written."""
+    return {name.replace("_", "-").lstrip("-"): value for name, value in options.items()}
 
 
 def _words(name: str, value: Any) -> list[str]:

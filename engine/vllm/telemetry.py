@@ -1,4 +1,6 @@
-"""Read what the engine core reports: KV events from vLLM's publisher, encoder events from our cache manager."""
+"""Read what the engine core reports: KV events from vLLM's publisher, encoder events from our cache manager, and what
+the pool of images' KV does.
+"""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -29,7 +31,7 @@ _FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention
 
 
 class Telemetry:
-    """Two local sockets in a private folder, read into an `EventHub` in the order they came."""
+    """Local sockets in a private folder, read into an `EventHub` in the order they came."""
 
     def __init__(self, hub: EventHub) -> None:
         self._hub = hub
@@ -40,18 +42,18 @@ class Telemetry:
         self.kv_endpoint = f"ipc://{self._folder}/kv"
         self.replay_endpoint = f"ipc://{self._folder}/replay"
         self.encoder_endpoint = f"ipc://{self._folder}/encoder"
+        self.image_endpoint = f"ipc://{self._folder}/images"
 
     def start(self) -> None:
         """Bind and read. Before the engine core starts, so that nothing is lost."""
-        encoder = self._context.socket(zmq.PULL)
-        encoder.set(zmq.RCVHWM, _HIGH_WATER)
-        encoder.bind(self.encoder_endpoint)
+        encoder, images = self._bound(self.encoder_endpoint), self._bound(self.image_endpoint)
         kv = self._context.socket(zmq.SUB)
         kv.set(zmq.RCVHWM, _HIGH_WATER)
         kv.set(zmq.SUBSCRIBE, b"")
         kv.connect(self.kv_endpoint)
         self._tasks = [
             asyncio.create_task(self._read(encoder, read_encoder_message), name="stillframe-encoder-events"),
+            asyncio.create_task(self._read(images, read_image_message), name="stillframe-image-events"),
             asyncio.create_task(self._read_kv(kv), name="stillframe-kv-events"),
         ]
 
@@ -62,6 +64,12 @@ class Telemetry:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _bound(self, endpoint: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.PULL)
+        socket.set(zmq.RCVHWM, _HIGH_WATER)
+        socket.bind(endpoint)
+        return socket
 
     async def _read(self, socket: zmq.asyncio.Socket, decode: Callable[[list[bytes]], base.EventBatch]) -> None:
         while True:
@@ -110,7 +118,7 @@ class Telemetry:
 def _decoded(parts: list[bytes], decode: Callable[[list[bytes]], base.EventBatch]) -> base.EventBatch | None:
     try:
         return decode(parts)
-    except (msgspec.MsgspecError, ValueError, IndexError):
+    except (msgspec.MsgspecError, ValueError, TypeError, IndexError):
         _log.warning("the engine sent an event that could not be read; it shows as a gap")
         return None
 
@@ -120,6 +128,13 @@ def read_encoder_message(parts: list[bytes]) -> base.EventBatch:
     sequence, seconds, kind, request_id, uuid, embeddings = msgspec.msgpack.decode(parts[0])
     event = base.EncoderEvent(kind, request_id, uuid, embeddings)
     return base.EventBatch("encoder", sequence, seconds, (event,))
+
+
+def read_image_message(parts: list[bytes]) -> base.EventBatch:
+    """One message of `image_kv.reporting.Reporter`."""
+    sequence, seconds, kind, values = msgspec.msgpack.decode(parts[0])
+    event = base.ImageReuse(*values) if kind == "request" else base.ImagePoolState(*values)
+    return base.EventBatch("images", sequence, seconds, (event,))
 
 
 class KVReader:

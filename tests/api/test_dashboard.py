@@ -224,7 +224,7 @@ async def test_without_keys_a_token_that_has_sent_chats_opens_its_own(tmp_path: 
         await chat(rig, "hello", key="somebody")
         async with asyncio.timeout(10):
             # Who has no records is asked for once a second.
-            while (answer := await get(rig, "/api/status", bearer("somebody"), peer=FAR)).status == 401:
+            while (answer := await get(rig, "/api/status", bearer("somebody"), peer=FAR)).status == 401:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         assert answer.json["viewer"]["tenant"].startswith("token-")
 

@@ -12,6 +12,7 @@ import pytest
 
 from engine.base import ChatRequest, EngineInfo, EngineReply
 from tests.api.rig import Rig, WatchedEngine, ask, image, running, text, user
+from tests.api.test_engine_checks import checked
 
 REUSE = "x-stillframe-reuse"
 POLICY = 'name: mine\nversion: "1"\nkind: stable\nreuse: {{mode: position_independent, ratio: {ratio}}}\n'
@@ -104,3 +105,15 @@ async def test_a_request_without_images_has_nothing_to_use_again_and_other_engin
     other.mkdir()
     async with gateway(other, WatchedEngine(), 0.05) as rig:
         assert REUSE not in (await asked(rig)).headers
+
+
+@pytest.mark.parametrize(("engine", "warnings"), [(WatchedEngine, 1), (ReusingEngine, 0)])
+async def test_a_policy_that_the_engine_cannot_follow_is_told_of_once(
+    tmp_path: Path, engine: type[WatchedEngine], warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway(tmp_path, engine(), 0.05) as rig:
+        await checked(rig, "template_appends", "yes")
+    said = [
+        record for record in caplog.records if "keeps no KV of images, so that mine computes all" in record.getMessage()
+    ]
+    assert len(said) == warnings

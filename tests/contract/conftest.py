@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from engine.base import Engine
 from tests.contract.cases import EngineCase
+
+if TYPE_CHECKING:
+    from tests.contract.image_kv_rig import Rig
 
 
 @pytest.fixture
@@ -17,3 +23,13 @@ async def engine(case: EngineCase) -> AsyncIterator[Engine]:
     await engine.start()
     yield engine
     await engine.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def image_rig(demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Rig]:
+    """The real engine with a pool of images' KV, started once."""
+    from tests.contract.image_kv_rig import started
+
+    folder = tmp_path_factory.mktemp("pool") / "images"
+    async with started(demo_checkpoint, {"memory_gib": 1, "folder": str(folder), "folder_gib": 1}) as rig:
+        yield rig

@@ -115,6 +115,8 @@ class EngineSuite:
         assert info.accepts_uuid == case.accepts_uuid
         if info.block_tokens is not None:
             assert info.block_tokens == case.block_tokens
+        if info.kind != "remote":
+            assert (info.caches_prefix, info.reports_read) == (True, case.reports_cache)
 
     @pytest.mark.usefixtures("cold")
     async def test_identical_request_reads_every_full_block(self, engine: Engine, case: EngineCase, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.vllm.image_kv.taint import salt_hashes
+from engine.vllm.image_kv.taint import salt_hashes, unsalt_hashes
 
 pytestmark = pytest.mark.vllm
 
@@ -114,3 +114,13 @@ def test_a_request_that_vllm_cuts_back_is_salted_again_at_the_same_block() -> No
         del cut.block_hashes[length:]
         cut.update_block_hashes()
         assert cut.block_hashes == whole.block_hashes
+
+
+@pytest.mark.parametrize("image", PLACES)
+def test_a_request_that_is_not_salted_after_all_has_its_exact_hashes_also_of_tokens_to_come(image: int) -> None:
+    exact, one = request(PROMPT), salted(PROMPT, image)
+    unsalt_hashes(one, image // BLOCK_TOKENS)
+    assert one.block_hashes == exact.block_hashes
+    for made in (exact, one):
+        made.append_output_token_ids(list(range(900, 930)))
+    assert one.block_hashes == exact.block_hashes

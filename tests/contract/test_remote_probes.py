@@ -103,6 +103,38 @@ class TestWhatIsFoundOut:
             async with started(one, other, **SETTLED) as engine:
                 assert engine.info().block_tokens is None
 
+    @pytest.mark.parametrize(
+        ("told", "known"),
+        [(("True",), True), (("False",), False), (("True", "False"), False), (("None",), None), ((), None)],
+    )
+    async def test_whether_there_is_a_prefix_cache_is_told_by_vllms_metrics(
+        self, told: tuple[str, ...], known: bool | None
+    ) -> None:
+        lines = [f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{one}"}} 1.0\n' for one in told]
+        answer = shows("".join(lines).encode())
+        async with scripted(answer, models=VLLM_MODELS) as upstream, started(upstream, **SETTLED) as engine:
+            assert engine.info().caches_prefix is known
+
+    @pytest.mark.parametrize(("salted", "status"), [(True, 200), (False, 200), (True, 500)])
+    async def test_an_answer_is_asked_for_twice_where_the_settings_say_so(self, salted: bool, status: int) -> None:
+        usage = to_json({"usage": {"prompt_tokens": 310, "prompt_tokens_details": {"cached_tokens": 304}}})
+
+        async def answers(request: Received, exchange: Exchange) -> bool:
+            await exchange.answer(status, usage)
+            return True
+
+        options: dict[str, Any] = {"accepts_uuid": True, "accepts_cache_salt": salted, "probe_usage": True}
+        async with scripted(answers) as upstream, started(upstream, **options) as engine:
+            told = engine.info().asked_answers
+        bodies = [from_json(request.body) for request in upstream.chats]
+        # One that does not answer is used without, as all others are.
+        assert told == ((from_json(usage),) if status == 200 else ())
+        assert len(bodies) == 2
+        assert bodies[0] == bodies[1]
+        assert bodies[0]["max_tokens"] == 1
+        assert ("cache_salt" in bodies[0]) is salted
+        assert len(bodies[0]["messages"][0]["content"].split()) > 256
+
     @pytest.mark.parametrize("status", [401, 404, 500, 0])
     async def test_one_that_hides_its_metrics_is_used(self, status: int) -> None:
         async def hides(request: Received, exchange: Exchange) -> bool:

@@ -114,6 +114,7 @@ def test_the_dashboard_and_the_alerts_show_most_of_the_catalogue() -> None:
         "stillframe_asyncio_tasks",
         # Its tokens are shown.
         "stillframe_kv_resident_blocks",
+        "stillframe_kv_evicted_blocks",
     }
 
 

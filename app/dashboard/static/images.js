@@ -6,7 +6,7 @@ import { facts, imageName, link, picture, shortName } from "./parts.js";
 const PAGE = 48, MOST = 960;
 
 export function images(context) {
-  const kv = card("In the engine's KV cache", "By what its tokens are, of all tenants. Left: evicted since the gateway started.", { class: "full" });
+  const kv = card("In the engine's KV cache", "By what its tokens are, of all tenants. Evicted: since the gateway started.", { class: "full" });
   const list = card("Images", "The latest first. One image is one set of pixels, whatever file it came in.", { class: "full" });
   const more = h("button", { type: "button", class: "button" }, "Show older ones");
   const rest = h("div", { class: "more" }, more);
@@ -35,12 +35,13 @@ export function images(context) {
 function modalities(kv) {
   const row = (name, of) => ({ name, tokens: [kv.resident_tokens[of], kv.evicted_tokens[of]], blocks: [kv.resident_blocks[of], kv.evicted_blocks[of]] });
   return table("The engine's KV cache by modality", [
-    { name: "Tokens of", cell: (one) => one.name },
-    { name: "Tokens held", number: true, cell: (one) => count(one.tokens[0]) },
-    { name: "Tokens left", number: true, cell: (one) => count(one.tokens[1]) },
-    { name: "Blocks held", number: true, cell: (one) => count(one.blocks[0]) },
-    { name: "Blocks left", number: true, cell: (one) => count(one.blocks[1]) },
-  ], [row("images", "image"), row("text", "text"), row("both in a block", "mixed")]);
+    { name: "Of", cell: (one) => one.name },
+    // Tokens of mixed blocks are among those of images and of text.
+    { name: "Tokens", number: true, cell: (one) => known(one.tokens[0]) ? count(one.tokens[0]) : "" },
+    { name: "Evicted", number: true, cell: (one) => known(one.tokens[1]) ? count(one.tokens[1]) : "" },
+    { name: "Blocks", number: true, cell: (one) => count(one.blocks[0]) },
+    { name: "Evicted blocks", number: true, class: "fold", cell: (one) => count(one.blocks[1]) },
+  ], [row("images", "image"), row("text", "text"), row("both", "mixed")]);
 }
 
 function tile(one, context) {

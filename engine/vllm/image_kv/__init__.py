@@ -10,7 +10,15 @@
     transfer.py     rows between entries and vLLM's paged cache
     jumps.py        where a prefill ends a chunk and where it goes on
     taint.py        hashes of their own for approximate blocks
+    settings.py     `engine.vllm.image_kv`
+    families.py     what it cannot be used with, refused at the start
+    prompt_images.py, tracked.py  the images of a request, and what is known of it
+    messages.py     what the scheduler's side and the worker's side tell each other
+    planner.py      the scheduler's side
+    worker.py       the worker's side; `loaded_model.py` makes it of vLLM's layers
+    connector.py, encoder.py      vLLM's connectors for KV and for encoder outputs
+    reporting.py    tells the gateway
 
-docs/adr/0015-image-kv.md has the design. What it needs of vLLM stands in `engine/vllm/core_0_32.py`.
+docs/adr/0015-image-kv.md has the design. What it needs of vLLM stands in `engine/vllm/core_0_32.py`; the scheduler that
+calls it is `engine/vllm/scheduler.py`.
 """
-# TODO(#6): nothing of the product calls this yet; the connector will.

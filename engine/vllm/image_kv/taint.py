@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 Hasher = Callable[[Any], list[Any]]
@@ -27,29 +28,41 @@ def salt_hashes(request: Any, first_block: int, salt: str) -> None:
         first_block: the first block, in units of the hashes, that may hold approximate KV.
         salt: what makes blocks interchangeable: mode, ratio and profile.
     """
-    request._block_hasher = _salted(request._block_hasher, first_block, salt)
+    request._block_hasher = _Salted(request._block_hasher, first_block, salt)
     del request.block_hashes[first_block:]
     request.update_block_hashes()
 
 
-def _salted(exact: Hasher, first_block: int, salt: str) -> Hasher:
-    def hashes_of(request: Any) -> list[Any]:
+def unsalt_hashes(request: Any, first_block: int) -> None:
+    """Give a request that was salted at a block its exact hashes again."""
+    request._block_hasher = request._block_hasher.exact
+    del request.block_hashes[first_block:]
+    request.update_block_hashes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Salted:
+    """A request's hasher, with a salt from a block on."""
+
+    exact: Hasher
+    first_block: int
+    salt: str
+
+    def __call__(self, request: Any) -> list[Any]:
         """Those of full blocks that the request has no hash of yet, as vLLM asks for them."""
-        hashes = request.block_hashes
+        hashes, first = request.block_hashes, self.first_block
         known = len(hashes)
-        if known > first_block:
-            return exact(request)
+        if known > first:
+            return self.exact(request)
         # vLLM may have cut it behind that block, and the exact hasher goes on to the end.
-        before = exact(request)[: first_block - known] if known < first_block else []
-        if known + len(before) < first_block:
+        before = self.exact(request)[: first - known] if known < first else []
+        if known + len(before) < first:
             return before
         hashes.extend(before)
         try:
-            return before + _behind_a_salt(exact, request, salt)
+            return before + _behind_a_salt(self.exact, request, self.salt)
         finally:
             del hashes[known:]
-
-    return hashes_of
 
 
 def _behind_a_salt(exact: Hasher, request: Any, salt: str) -> list[Any]:

@@ -6,6 +6,7 @@ import pytest
 
 from context.errors import ConfigError
 from engine import torchvision_ops
+from engine.vllm.features import feature_options
 from engine.vllm.options import VllmSettings, arguments, parse
 
 REQUIRED = {"kv-events-config": {"enable_kv_cache_events": True}}
@@ -72,3 +73,44 @@ def test_vllm_takes_what_we_give_it() -> None:
     torchvision_ops.declare_missing()
     parsed = parse(words(**{"max-model-len": 2048}))
     assert (parsed.model, parsed.max_model_len, parsed.enable_prompt_tokens_details) == ("folder", 2048, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "reason"),
+    [
+        (4, "engine.vllm.image_kv", "mapping"),
+        ({}, "engine.vllm.image_kv.memory_gib", "above 0"),
+        ({"memory_gib": 0}, "engine.vllm.image_kv.memory_gib", "above 0"),
+        ({"memory_gib": "many"}, "engine.vllm.image_kv.memory_gib", "above 0"),
+        ({"memory_gib": 1, "folder": 5}, "engine.vllm.image_kv.folder", "path"),
+        ({"memory_gib": 1, "folder_gib": -1}, "engine.vllm.image_kv.folder_gib", "above 0"),
+        ({"memory_gib": 1, "size": 2}, "engine.vllm.image_kv.size", "memory_gib, folder, folder_gib"),
+    ],
+)
+def test_a_wrong_pool_of_images_is_named(given: object, key: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        feature_options({"image-kv": given}, "ipc:///images")
+    assert caught.value.key == key
+    assert reason in caught.value.reason
+
+
+@pytest.mark.parametrize("name", ["kv-transfer-config", "ec-transfer-config", "scheduler-cls"])
+def test_what_the_pool_of_images_needs_is_its_own_and_free_without_it(name: str) -> None:
+    assert feature_options({name: "x"}, "ipc:///images") == {}
+    with pytest.raises(ConfigError) as caught:
+        feature_options({name: "x", "image-kv": {"memory_gib": 1}}, "ipc:///images")
+    assert caught.value.key == f"engine.vllm.{name}"
+    assert "engine.vllm.image_kv" in caught.value.reason
+
+
+def test_the_pool_of_images_is_told_to_the_engine_beside_the_user_s_own() -> None:
+    options = {"image-kv": {"memory_gib": 1, "folder": "f"}, "additional-config": {"mine": 1}}
+    made = feature_options(options, "ipc:///images")
+    assert made["additional-config"] == {
+        "mine": 1,
+        "stillframe": {"image_kv": {"memory_gib": 1.0, "folder": "f", "folder_gib": 20.0, "endpoint": "ipc:///images"}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        feature_options({**options, "additional-config": {"stillframe": {}}}, "")
+    assert caught.value.key == "engine.vllm.additional-config"
+    assert "--image-kv" not in words(image_kv={"memory_gib": 1})

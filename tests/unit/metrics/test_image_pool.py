@@ -52,7 +52,7 @@ async def test_tokens_are_counted_apart_from_those_of_usage_and_the_pool_is_show
     engine = cast("Engine", Telling(message("request", REUSE), message("pool", POOL), message("request", REUSE)))
     await EncoderLog(metrics).follow(engine)
     text = metrics.exposition(engine_ready=True).decode()
-    found = dict(re.findall(r"^(stillframe_image_pool_\S+|stillframe_prompt_tokens\S+) (\S+)$", text, re.M))
+    found = dict(re.findall(r"^(stillframe_image_pool_\S+|stillframe_prompt_tokens_total\S+) (\S+)$", text, re.M))
     expected = {
         'stillframe_image_pool_images_total{result="hit"}': 4.0,
         'stillframe_image_pool_images_total{result="miss"}': 2.0,

@@ -64,7 +64,8 @@ def test_the_same_context_or_every_row_gives_full_recomputes_answers(
     row = rows[Cell(base.HEAD, ratio, donor)]
     is_same = donor == "same" or ratio == 1
     assert (row.logit_mse < 1e-8) == is_same
-    assert (row.reply_kl < 1e-6) == is_same
+    # A small difference of logits may leave the probabilities as good as equal.
+    assert row.reply_kl < 1e-6 or not is_same
     assert row.top1_agreement == 1 or not is_same
 
 

@@ -1,0 +1,75 @@
+"""The options of `stillframe eval`, and what they ask for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from context.errors import ConfigError
+from metrics.eval.base import DONORS, METHODS, RATIOS, Options
+
+QUESTIONS = 16
+# Where every method is tried: text alone moved, which costs little, and pictures in other places, which costs much.
+_MAIN = ("text_moved", "reordered")
+
+
+def add_eval_options(command: argparse.ArgumentParser) -> None:
+    """Add them to the command's parser."""
+    command.epilog = "Methods, donors and figures: docs/eval.md. Example: stillframe eval --plot eval.png"
+    command.add_argument("--model", help="demo, or a folder of a model trained as it was (default: demo)")
+    command.add_argument(
+        "--questions", type=int, default=QUESTIONS, metavar="N", help=f"of each hop and seed (default: {QUESTIONS})"
+    )
+    command.add_argument("--seeds", type=int, nargs="+", default=[1], metavar="N", help="of the questions (default: 1)")
+    command.add_argument(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=list(METHODS),
+        metavar="METHOD",
+        help=f"of {', '.join(METHODS)} (default: all)",
+    )
+    command.add_argument(
+        "--donors",
+        nargs="+",
+        choices=DONORS,
+        default=list(DONORS),
+        metavar="DONOR",
+        help=f"of {', '.join(DONORS)} (default: all)",
+    )
+    command.add_argument(
+        "--ratios", type=float, nargs="+", default=list(RATIOS), metavar="R", help="shares of an image to compute"
+    )
+    command.add_argument("--every", action="store_true", help="try every method on every donor")
+    command.add_argument("--timed", type=int, default=3, metavar="N", help="questions that are timed (default: 3)")
+    command.add_argument(
+        "--profile", type=Path, metavar="FILE", help="ratios of the layers (default: the demo model's)"
+    )
+    command.add_argument("--calibrate", type=Path, metavar="FILE", help="measure the layers, write a profile and end")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON; - for standard output")
+    command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw answers and divergence over the work")
+
+
+def wanted(options: argparse.Namespace) -> Options:
+    """What the options ask for.
+
+    Raises:
+        ConfigError: one of them is out of its range.
+    """
+    if options.questions < 1:
+        raise ConfigError("flag", "--questions", "takes a whole number from 1 up")
+    if options.timed < 0:
+        raise ConfigError("flag", "--timed", "takes a whole number from 0 up")
+    if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):
+        raise ConfigError("flag", "--seeds", "takes whole numbers from 0 up, each once")
+    if not all(0 <= ratio <= 1 for ratio in options.ratios):
+        raise ConfigError("flag", "--ratios", "takes shares from 0 to 1, such as 0.05")
+    return Options(
+        questions=options.questions,
+        seeds=tuple(options.seeds),
+        methods=tuple(dict.fromkeys(options.methods)),
+        donors=tuple(dict.fromkeys(options.donors)),
+        main=tuple(options.donors) if options.every else _MAIN,
+        ratios=tuple(sorted(set(options.ratios))),
+        timed=options.timed,
+    )

@@ -1,0 +1,123 @@
+"""What of the gateway's own runs inside of the engine, as options of vLLM: which classes, and what they are told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+from context.errors import ConfigError
+from engine.vllm.image_kv.prompt_images import MODE, OPT_IN
+from engine.vllm.image_kv.settings import SETTING, ImageKvSettings
+
+# Settings of ours that stand among vLLM's options.
+OWN = ("image-kv", "eviction")
+_IMAGE_KV_SETS = ("kv-transfer-config", "ec-transfer-config")
+
+
+def image_kv_of(options: Mapping[str, Any]) -> ImageKvSettings | None:
+    """The pool of images' KV, as it is set; None where it is off.
+
+    Raises:
+        ConfigError: a value is none that can be set, or an option is set that the pool needs for itself.
+    """
+    given = options.get("image-kv")
+    if given is None:
+        return None
+    settings = ImageKvSettings.of(given)
+    for name in (*_IMAGE_KV_SETS, "scheduler-cls"):
+        if name in options:
+            reason = f"is set by Stillframe itself where {SETTING} is; remove one of both"
+            raise ConfigError("settings", f"engine.vllm.{name}", reason)
+    return settings
+
+
+def eviction_of(options: Mapping[str, Any]) -> str:
+    """What goes first from the engine's caches: `lru`, vLLM's own order, or `modality`.
+
+    Raises:
+        ConfigError: it is neither, or an option is set that `modality` needs for itself.
+    """
+    eviction = options.get("eviction", "lru")
+    if eviction not in ("lru", "modality"):
+        raise ConfigError("settings", "engine.vllm.eviction", "takes lru or modality")
+    if eviction == "modality" and "scheduler-cls" in options:
+        reason = "is set by Stillframe itself where engine.vllm.eviction is modality; remove one of both"
+        raise ConfigError("settings", "engine.vllm.scheduler-cls", reason)
+    return str(eviction)
+
+
+def feature_options(options: Mapping[str, Any], image_endpoint: str) -> dict[str, Any]:
+    """vLLM's options for what is switched on; none where nothing is.
+
+    Args:
+        options: from the settings, by their long names with `-`.
+        image_endpoint: where the pool tells what it does.
+
+    Raises:
+        ConfigError: as `image_kv_of`; `additional-config` has a part of ours.
+    """
+    made: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    if (image_kv := image_kv_of(options)) is not None:
+        ours["image_kv"] = {**image_kv.values(), "endpoint": image_endpoint}
+        made["kv-transfer-config"] = {
+            "kv_connector": "ImageKvConnector",
+            "kv_connector_module_path": "engine.vllm.image_kv.connector",
+            "kv_role": "kv_both",
+        }
+        made["ec-transfer-config"] = {
+            "ec_connector": "PooledEncoderConnector",
+            "ec_connector_module_path": "engine.vllm.image_kv.encoder",
+            "ec_role": "ec_consumer",
+        }
+    if (eviction := eviction_of(options)) != "lru":
+        ours["blocks"] = {"eviction": eviction}
+    if not ours:
+        return {}
+    given = cast("Mapping[str, Any]", options.get("additional-config") or {})
+    if "stillframe" in given:
+        raise ConfigError("settings", "engine.vllm.additional-config", "may not have the part stillframe; remove it")
+    return {
+        **made,
+        # embedded.py takes the one that schedules ahead where vLLM does.
+        "scheduler-cls": "engine.vllm.scheduler.StillframeScheduler",
+        "additional-config": {**given, "stillframe": ours},
+    }
+
+
+def reuse_parameters(ratio: float) -> dict[str, Any]:
+    """What a chat body says so that its images' KV may be used again: see `image_kv/prompt_images.py::wanted_ratio`."""
+    return {"kv_transfer_params": {OPT_IN: {"mode": MODE, "ratio": ratio}}}
+
+
+def set_feature_environment(options: Mapping[str, Any]) -> None:
+    """Set what vLLM reads from the environment for what is switched on. A value that is already set wins.
+
+    Raises:
+        ConfigError: as `image_kv_of`.
+    """
+    if image_kv_of(options) is not None:
+        # The second one reads its own copy of how far a request is, and would not follow a jump.
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def prepare(config: Any, args: Any) -> None:
+    """Adapt vLLM's own configuration to what is switched on, once it is made.
+
+    Raises:
+        ConfigError: the model or an option stands against it; says why.
+    """
+    from engine.vllm.image_kv import families
+
+    ours = cast("Mapping[str, Any]", config.additional_config or {}).get("stillframe", {})
+    if ours and config.scheduler_config.async_scheduling:
+        config.scheduler_config.scheduler_cls = "engine.vllm.scheduler.AsyncStillframeScheduler"
+    if "image_kv" not in ours:
+        return
+    families.check(config)
+    # vLLM takes an engine with connectors for one whose images come from other engines, and would take embeddings for
+    # images from whoever sends a request.
+    multimodal = config.model_config.multimodal_config
+    multimodal.enable_mm_embeds = bool(args.enable_mm_embeds)
+    multimodal.allow_missing_mm_embeddings = False

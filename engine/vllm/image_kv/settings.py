@@ -1,0 +1,70 @@
+"""The settings of the pool: `engine.vllm.image_kv`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, cast
+
+from context.errors import ConfigError
+
+SETTING = "engine.vllm.image_kv"
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class ImageKvSettings:
+    """How much of images' KV is kept, and where.
+
+    Attributes:
+        memory_gib: of the pool in memory, for each worker. Images that are being captured may take half as much again.
+        folder: where it is kept over a restart; empty: nowhere.
+        folder_gib: what all files in the folder may have together.
+    """
+
+    memory_gib: float
+    folder: str = ""
+    folder_gib: float = 20.0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the pool in memory."""
+        return int(self.memory_gib * _GIB)
+
+    @property
+    def folder_bytes(self) -> int:
+        """Of the files."""
+        return int(self.folder_gib * _GIB)
+
+    def values(self) -> dict[str, Any]:
+        """As `of` takes them."""
+        return asdict(self)
+
+    @staticmethod
+    def of(given: object) -> ImageKvSettings:
+        """The settings as they are written.
+
+        Raises:
+            ConfigError: names the key and what it takes.
+        """
+        if not isinstance(given, Mapping):
+            raise ConfigError("settings", SETTING, "must be a mapping, such as {memory_gib: 4}")
+        values = {str(key): value for key, value in cast("Mapping[Any, Any]", given).items()}
+        known = [field.name for field in fields(ImageKvSettings)]
+        for key in values:
+            if key not in known:
+                reason = f"there is no such setting; known here: {', '.join(known)}"
+                raise ConfigError("settings", f"{SETTING}.{key}", reason)
+        _require(values, "memory_gib", 4)
+        if "folder_gib" in values:
+            _require(values, "folder_gib", 20)
+        folder = values.get("folder") or ""
+        if not isinstance(folder, str):
+            raise ConfigError("settings", f"{SETTING}.folder", "must be the path of a folder")
+        return ImageKvSettings(float(values["memory_gib"]), folder, float(values.get("folder_gib", 20.0)))
+
+
+def _require(values: Mapping[str, Any], key: str, example: int) -> None:
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ConfigError("settings", f"{SETTING}.{key}", f"must be GiB above 0, such as {example}")

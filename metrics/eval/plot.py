@@ -1,0 +1,93 @@
+"""An evaluation as a picture: answers and divergence over what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from metrics.eval import base
+from metrics.eval.base import Interval, Row
+
+# What cannot be drawn on a scale of powers.
+_LEAST_KL = 1e-6
+_COLOURS = {
+    base.HEAD: "#1d3557",
+    base.PER_LAYER: "#e63946",
+    base.SUFFIX: "#2a9d8f",
+    base.RANDOM: "#8d99ae",
+    base.KV_DEVIATION: "#f4a261",
+    base.KV_DEVIATION + base.WITHIN: "#f4a261",
+    base.ATTENTION_DEVIATION: "#9b5de5",
+    base.ATTENTION_DEVIATION + base.WITHIN: "#9b5de5",
+    base.NO_ROTATION: "#6d6875",
+}
+_DONORS = {
+    "same": "#8d99ae",
+    "text_moved": "#2a9d8f",
+    "other_images": "#e9c46a",
+    "describe": "#e76f51",
+    "reordered": "#1d3557",
+}
+
+
+def plot(rows: Sequence[Row], file: Path) -> None:
+    """For each donor that several methods were tried on three panels, and three that compare the donors under `head`.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    donors = list(dict.fromkeys(row.donor for row in rows if row.method in _COLOURS and row.method != base.HEAD))
+    count = 1 + len(donors)
+    figure, panels = cast(
+        "tuple[Any, Any]", pyplot.subplots(count, 3, figsize=(15, 3.9 * count), squeeze=False, layout="constrained")
+    )
+    full = next(row for row in rows if row.method == base.FULL)
+    for donor, axes in zip(donors, panels, strict=False):
+        methods = dict.fromkeys(row.method for row in rows if row.donor == donor and row.method in _COLOURS)
+        for method in methods:
+            dashed = method.endswith(base.WITHIN)
+            of = [row for row in rows if row.method == method and row.donor == donor]
+            _draw(axes, of, method, _COLOURS[method], "--" if dashed else "-")
+        _finish(axes, f"images from '{donor}'", full)
+    for donor in dict.fromkeys(str(row.donor) for row in rows if row.method == base.HEAD):
+        of = [row for row in rows if row.method == base.HEAD and row.donor == donor]
+        _draw(panels[-1], of, donor, _DONORS.get(donor, "black"), "-")
+    _finish(panels[-1], "head, by where the images' KV comes from", full)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def _draw(axes: Any, rows: Sequence[Row], label: str, colour: str, line: str) -> None:
+    shares = [row.computed_image_share for row in rows]
+    style = {"label": label, "color": colour, "linestyle": line, "marker": "o", "markersize": 3.5, "linewidth": 1.4}
+    for panel, found in zip(
+        axes, ([row.accuracy_single_hop for row in rows], [row.accuracy_multi_hop for row in rows]), strict=False
+    ):
+        drawn = [(share, one) for share, one in zip(shares, found, strict=True) if one is not None]
+        if drawn:
+            panel.plot([share for share, _ in drawn], [one.mean * 100 for _, one in drawn], **style)
+            low, high = ([getattr(one, end) * 100 for _, one in drawn] for end in ("low", "high"))
+            panel.fill_between([share for share, _ in drawn], low, high, color=colour, alpha=0.07, linewidth=0)
+    axes[2].plot(shares, [max(row.reply_kl, _LEAST_KL) for row in rows], **style)
+
+
+def _finish(axes: Any, title: str, full: Row) -> None:
+    accuracies: tuple[Interval | None, Interval | None] = (full.accuracy_single_hop, full.accuracy_multi_hop)
+    for panel, name, whole in zip(axes, ("single-hop", "multi-hop"), accuracies, strict=False):
+        panel.set_title(f"{title}: {name} answers right, %", loc="left", fontsize=10)
+        if whole is not None:
+            panel.axhline(whole.mean * 100, color="black", linewidth=0.8, linestyle=":")
+    axes[2].set_title(f"{title}: divergence over the reply, nats", loc="left", fontsize=10)
+    axes[2].set_yscale("log")
+    axes[2].set_ylim(bottom=_LEAST_KL)
+    for panel in axes:
+        panel.set_xlabel("share of the images' tokens that is computed")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+    axes[0].legend(frameon=False, fontsize=8, loc="lower right")

@@ -1,0 +1,104 @@
+"""A whole evaluation, from options to rows."""
+
+# torch leaves much of its types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from context.errors import ConfigError
+from engine.demo_model.evaluate import weights_digest
+from engine.demo_model.training.batches import Encoder
+from engine.reference.checkpoint import load_model
+from engine.reference.profile import ReuseProfile
+from engine.reference.qwen2_5_vl import Model
+from engine.reference.reuse import rope_table
+from metrics.eval import base
+from metrics.eval.answers import Answers
+from metrics.eval.base import Cell, Options, Row
+from metrics.eval.cases import draw_cases
+from metrics.eval.findings import Findings, findings
+from metrics.eval.parallel import each
+from metrics.eval.rows import Table
+from metrics.eval.timing import first_token_seconds
+from metrics.eval.variants import Setting
+
+# Prompts of the demo model's questions are far shorter.
+MOST_POSITIONS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model that is evaluated, with its tokenizer and the name of its weights."""
+
+    model: Model
+    tokenizer: Tokenizer
+    encoder: Encoder
+    weights_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Rows, and what they say of the methods."""
+
+    rows: list[Row]
+    findings: Findings
+
+
+def load_subject(folder: Path) -> Subject:
+    """The demo model, or another one that was trained as it is.
+
+    Raises:
+        ConfigError: the folder holds no such model.
+    """
+    model = load_model(folder)
+    file = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+        encoder = Encoder(tokenizer)
+    # The library raises plain exceptions.
+    except Exception as error:
+        reason = "is not the demo model's; its questions are asked in the demo model's own chat format"
+        raise ConfigError(str(folder), file.name, reason) from error
+    return Subject(model, tokenizer, encoder, weights_digest(folder))
+
+
+def cells_of(options: Options) -> list[Cell]:
+    """Every cell once: `full`, `prefix` and `head` for all donors, the other methods for the main ones."""
+    cells = [Cell(base.FULL)]
+    for method in base.METHODS[1:]:
+        if method not in options.methods:
+            continue
+        everywhere = method in (base.PREFIX, base.HEAD)
+        donors = [donor for donor in options.donors if everywhere or donor in options.main]
+        ratios: Sequence[float | None] = (None,) if method in base.WITHOUT_RATIO else options.ratios
+        cells += [Cell(method, ratio, donor) for donor in donors for ratio in ratios]
+    return cells
+
+
+def evaluate(subject: Subject, options: Options, profile: ReuseProfile | None, say: Callable[[str], None]) -> Result:
+    """Ask every question under every cell. The same options give the same figures, but for the times."""
+    setting = Setting(subject.model, rope_table(subject.model.shape, MOST_POSITIONS), profile, options.seeds[0])
+    answers = Answers(setting, subject.tokenizer, subject.encoder.end)
+    cells = cells_of(options)
+    cases = list(draw_cases(subject.encoder, options.questions, options.seeds))
+    made = each(
+        cases,
+        lambda case: answers.of(case, cells),
+        lambda done: say(f"question {done} of {len(cases)}, {len(cells)} ways each"),
+    )
+    # A method that is not possible within its budget is left out; it depends on the images' sizes.
+    possible = [cell for cell in cells if all(cell in one for one in made)]
+    found = Table({cell: [one[cell] for one in made] for cell in possible})
+    times: dict[Cell, float] = {}
+    if options.timed:
+        timed = cases[:: max(1, len(cases) // options.timed)][: options.timed]
+        with torch.inference_mode():
+            times = first_token_seconds(setting, timed, possible, subject.encoder.end, say)
+    return Result(found.rows(times), findings(found))

@@ -1,0 +1,104 @@
+"""What images' KV cannot be used again with is refused before the engine starts, each with its reason."""
+
+# vLLM leaves much of its types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from context.errors import ConfigError
+
+pytestmark = pytest.mark.vllm
+
+
+class Changed:
+    """A configuration with other values here and there, by their dotted names."""
+
+    def __init__(self, real: Any, values: dict[str, Any]) -> None:
+        self._real, self._values = real, values
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._values:
+            return self._values[name]
+        inner = {
+            key.removeprefix(f"{name}."): value for key, value in self._values.items() if key.startswith(f"{name}.")
+        }
+        found = getattr(self._real, name)
+        return Changed(found, inner) if inner else found
+
+
+@pytest.fixture(scope="module")
+def config(demo_checkpoint: Path) -> Any:
+    """vLLM's configuration of the demo model, as the embedded engine makes it."""
+    from engine import torchvision_ops
+    from engine.vllm.environment import set_environment
+
+    set_environment(offline=True, kv_cache_gib=1, log_level="ERROR")
+    torchvision_ops.declare_missing()
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(str(demo_checkpoint), dtype="float32", block_size=32).create_engine_config()
+
+
+def test_the_demo_model_is_not_refused(config: Any) -> None:
+    from engine.vllm.image_kv.families import check
+
+    check(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("model_config.is_multimodal_model", False, "takes no images"),
+        ("model_config.is_encoder_decoder", True, "cross-attention"),
+        ("model_config.is_hybrid", True, "recurrent"),
+        ("model_config.is_attention_free", True, "recurrent"),
+        ("model_config.use_mla", True, "MLA"),
+        ("model_config.is_mm_prefix_lm", True, "both sides"),
+        ("model_config.get_sliding_window", lambda: 4096, "sliding window"),
+        ("model_config.hf_text_config.layer_types", ["full_attention", "linear_attention"], "full attention"),
+        ("model_config.hf_text_config.num_kv_shared_layers", 2, "share their KV"),
+        ("model_config.hf_text_config.rope_parameters", {"rope_type": "dynamic"}, "'dynamic'"),
+        ("model_config.architectures", ["Glm4vForConditionalGeneration"], "M-RoPE's axes"),
+        ("model_config.multimodal_config.mm_processor_cache_type", "shm", "shm"),
+        ("cache_config.cache_dtype", "fp8", "kv-cache-dtype fp8"),
+        ("cache_config.cache_dtype", "bfloat16", "kv-cache-dtype bfloat16"),
+        ("cache_config.kv_sharing_fast_prefill", True, "kv-sharing-fast-prefill"),
+        ("speculative_config", SimpleNamespace(), "speculative decoding"),
+        ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism"),
+        ("parallel_config.decode_context_parallel_size", 2, "context parallelism"),
+        ("use_v2_model_runner", True, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("scheduler_config.enable_chunked_prefill", False, "chunked prefill"),
+        ("scheduler_config.disable_chunked_mm_input", True, "disable-chunked-mm-input"),
+    ],
+)
+def test_it_is_refused_with_the_reason_and_the_remedy(config: Any, name: str, value: Any, reason: str) -> None:
+    from engine.vllm.image_kv.families import check
+
+    with pytest.raises(ConfigError) as caught:
+        check(Changed(config, {name: value}))
+    assert caught.value.key == "engine.vllm.image_kv"
+    assert reason in caught.value.reason
+    assert "Remove engine.vllm.image_kv" in caught.value.reason
+    # One thing alone stands against it.
+    assert ";" not in caught.value.reason
+
+
+def test_layers_of_more_than_one_kind_are_refused(config: Any) -> None:
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+
+    from engine.vllm.image_kv.loaded_model import block_tokens_of
+
+    sizes: Any = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
+    full = KVCacheGroupSpec(["a"], FullAttentionSpec(**sizes))
+    window = KVCacheGroupSpec(["b"], SlidingWindowSpec(**sizes, sliding_window=64))
+    assert block_tokens_of(KVCacheConfig(1, [], [full])) == 32
+    for groups in ([full, window], [window]):
+        with pytest.raises(ConfigError, match="full attention"):
+            block_tokens_of(KVCacheConfig(1, [], groups))

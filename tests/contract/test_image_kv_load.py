@@ -1,0 +1,84 @@
+"""Images' KV under load: batches of hits and misses, chunks, preemptions and aborts change no answer, leak nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from tests.contract.cases import user, words
+from tests.contract.image_kv_rig import Rig, Said, picture, same
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+JOBS = 200 if os.environ.get("STILLFRAME_LONG") == "1" else 30
+KINDS, IMAGES, TOKENS, AT_ONCE = 12, 5, 24, 10
+KNOWN = range(900, 900 + IMAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A request: no other begins as it does, so that what it reads from the prefix cache is its own."""
+
+    number: int
+    shades: tuple[int, ...]
+    ratio: float | None
+
+    async def send(self, rig: Rig, name: str) -> Said:
+        content = [words(8 + self.number, seed=5000 + self.number)]
+        for at, shade in enumerate(self.shades):
+            content += [picture(shade), words(9, seed=6000 + at)]
+        return await rig.ask(name, [user(*content)], ratio=self.ratio, tokens=TOKENS)
+
+
+def kinds(random: Random) -> list[Kind]:
+    """Hits and misses, exact and approximate, one image to three, the same one twice."""
+    made: list[Kind] = []
+    for number in range(KINDS):
+        shades = tuple(random.choice(KNOWN) for _ in range(random.randrange(1, 4)))
+        made.append(Kind(number, shades, random.choice([None, 0, 0.05, 0.5])))
+    return made
+
+
+async def preemptions(rig: Rig) -> int:
+    async with rig.engine.forward("GET", "/metrics", headers={}) as reply:
+        text = (await reply.read()).decode()
+    return sum(int(float(value)) for value in re.findall(r"^vllm:num_preemptions_total\S* (\S+)$", text, re.M))
+
+
+async def test_jobs_side_by_side_with_preemptions_and_aborts_answer_as_each_alone(image_rig: Rig) -> None:
+    rig, random = image_rig, Random(11)  # noqa: S311
+    for shade in KNOWN:
+        await rig.ask(f"load-donor-{shade}", [user(words(11, seed=shade), picture(shade))])
+    asked = kinds(random)
+    alone: list[Said] = []
+    for kind in asked:
+        await rig.forget_prefixes()
+        alone.append(await kind.send(rig, f"load-alone-{kind.number}"))
+    await rig.forget_prefixes()
+    before, gate, wrong = await preemptions(rig), asyncio.Semaphore(AT_ONCE), list[str]()
+
+    async def job(number: int, kind: Kind, leaves: bool) -> None:
+        async with gate:
+            sent = asyncio.create_task(kind.send(rig, f"load-{number}"))
+            if leaves:
+                await asyncio.wait([sent], timeout=random.random())
+                sent.cancel()
+                with suppress(asyncio.CancelledError):
+                    await sent
+            elif not same(await sent, alone[kind.number]):
+                wrong.append(f"{number}: {kind}: {sent.result().distance(alone[kind.number])}")
+
+    await asyncio.gather(*(job(number, random.choice(asked), random.random() < 0.2) for number in range(JOBS)))
+    assert not wrong
+    assert await preemptions(rig) > before
+    # Every block is free, or this fails; and nothing is held, captured or known of any request.
+    await rig.forget_prefixes()
+    pool = await rig.pool()
+    assert pool.memory_entries >= IMAGES
+    assert rig.engine.running() == 0

@@ -1,0 +1,218 @@
+"""What a scheduler has its workers do for requests whose images the pool may give or keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
+from typing import Any
+
+from engine.vllm.image_kv.messages import Ask, Plan, Report
+from engine.vllm.image_kv.planner import PATIENCE_SECONDS, Planner
+from engine.vllm.image_kv.reporting import Reporter
+
+BLOCK_TOKENS, FIRST, TOKENS, PROMPT = 4, 10, 20, 50
+BLOCKS = list(range(100, 120))
+
+
+@dataclass
+class Feature:
+    identifier: str
+    offset: int
+    length: int = TOKENS
+    modality: str = "image"
+    data: Any = None
+
+    @property
+    def mm_position(self) -> Any:
+        return SimpleNamespace(offset=self.offset, length=self.length, get_num_embeds=lambda: self.length)
+
+
+def hashes(request: Any) -> list[bytes]:
+    """Those of full blocks that the request has no hash of yet: each chains from the one before."""
+    made = list(request.block_hashes)
+    while len(made) < PROMPT // BLOCK_TOKENS:
+        before = made[-1] if made else (request.cache_salt or "").encode()
+        made.append(before[-8:] + str(len(made)).encode())
+    return made[len(request.block_hashes) :]
+
+
+@dataclass
+class Request:
+    """As much of vLLM's as is asked of one."""
+
+    request_id: str
+    ratio: float | None = 0.25
+    images: tuple[tuple[str, int], ...] = (("image", FIRST),)
+    num_computed_tokens: int = 0
+    cache_salt: str | None = "tenant"
+    block_hashes: list[bytes] = field(default_factory=list[bytes])
+    _block_hasher: Callable[[Any], list[bytes]] = hashes
+    num_prompt_tokens: int = PROMPT
+    prompt_embeds: Any = None
+    lora_request: Any = None
+    pooling_params: Any = None
+    prompt_logprobs: int | None = None
+    resumable: bool = False
+
+    def __post_init__(self) -> None:
+        self.update_block_hashes()
+
+    def update_block_hashes(self) -> None:
+        self.block_hashes.extend(self._block_hasher(self))
+
+    @property
+    def mm_features(self) -> list[Feature]:
+        return [Feature(name, first) for name, first in self.images]
+
+    @property
+    def sampling_params(self) -> Any:
+        return SimpleNamespace(prompt_logprobs=self.prompt_logprobs)
+
+    @property
+    def kv_transfer_params(self) -> Any:
+        asked = {"mode": "position_independent", "ratio": self.ratio}
+        return None if self.ratio is None else {"stillframe": asked}
+
+
+def nothing_cached(_: Any) -> int:
+    return 0
+
+
+def step(planner: Planner, **computed: int) -> Plan:
+    return planner.plan(computed, lambda _: BLOCKS)
+
+
+def made(workers: int = 1, clock: Callable[[], float] = lambda: 0.0) -> Planner:
+    return Planner(BLOCK_TOKENS, None, workers, Reporter(), clock)
+
+
+def reach(
+    planner: Planner, request: Request, computed: int = 0, lookup: Callable[[Any], int] = nothing_cached
+) -> int | None:
+    """As the scheduler asks when it would admit a request."""
+    planner.admit(request, lookup)
+    return planner.reach(request, computed)
+
+
+def held(planner: Planner, request: Request) -> None:
+    """The request arrives, and all that it asks for is there."""
+    planner.arrive(request, nothing_cached)
+    planner.told(Report({ask.hold: (1, 0) for ask in step(planner).asks}))
+    assert reach(planner, request) is not None
+
+
+def test_a_request_waits_for_its_images_computes_its_share_jumps_and_lets_go() -> None:
+    planner, request = made(), Request("r")
+    planner.arrive(request, nothing_cached)
+    assert reach(planner, request) is None
+    (ask,) = step(planner).asks
+    planner.told(Report({ask.hold: (1, 0)}))
+    assert reach(planner, request) == 0
+    assert planner.cut(request, 0, PROMPT) == FIRST + 5
+    assert step(planner, r=FIRST + 5).loads == ()
+    request.num_computed_tokens = FIRST + 5
+    moved = planner.jump([request])
+    assert (moved, request.num_computed_tokens) == ([request], FIRST + TOKENS)
+    (load,) = step(planner, r=20).loads
+    assert (load.hold, load.row, load.position) == (ask.hold, 5, FIRST)
+    assert (load.span.blocks, load.span.first, load.span.count) == (tuple(BLOCKS[3:8]), 3, 15)
+    planner.settle(moved)
+    assert request.num_computed_tokens == FIRST + TOKENS
+    planner.finished(request)
+    assert step(planner).releases == (ask.hold,)
+
+
+def test_a_request_that_was_moved_and_got_no_turn_goes_back() -> None:
+    planner, request = made(), Request("r")
+    held(planner, request)
+    request.num_computed_tokens = FIRST + 5
+    moved = planner.jump([request])
+    assert step(planner, other=3).loads == ()
+    planner.settle(moved)
+    assert request.num_computed_tokens == FIRST + 5
+    # And has it in a later one.
+    planner.jump([request])
+    assert len(step(planner, r=20).loads) == 1
+
+
+def test_with_nothing_computed_of_an_image_at_the_end_of_what_is_read_it_is_loaded_at_once() -> None:
+    planner, request = made(), Request("r", ratio=0, images=(("image", 8), ("image", 28)))
+    held(planner, request)
+    assert planner.reach(request, 8) == 40
+    loads = step(planner, r=2).loads
+    assert [(load.row, load.position) for load in loads] == [(0, 8), (0, 28)]
+    # Refused room after all: it is asked again.
+    planner.forget_reach(request)
+    assert step(planner, r=2).loads == ()
+
+
+def test_a_preempted_request_keeps_its_holds_and_captures_nothing_of_before() -> None:
+    planner, request = made(), Request("r")
+    held(planner, request)
+    request.num_computed_tokens = FIRST + 5
+    planner.jump([request])
+    planner.preempted(request)
+    plan = step(planner)
+    assert (plan.ended, plan.releases, plan.loads) == (("r",), (), ())
+    request.num_computed_tokens = 0
+    assert planner.cut(request, 0, PROMPT) == FIRST + 5
+
+
+def test_an_image_counts_as_held_when_every_worker_has_it() -> None:
+    planner, one, two = made(workers=2), Request("one"), Request("two")
+    planner.arrive(one, nothing_cached)
+    planner.arrive(two, nothing_cached)
+    first, second = (ask.hold for ask in step(planner).asks)
+    planner.told(Report({first: (1, 0), second: (1, 0)}))
+    assert reach(planner, one) is None
+    planner.told(Report({first: (0, 1), second: (1, 0)}))
+    assert (reach(planner, one), reach(planner, two)) == (0, 0)
+    # The worker that has it lets it go.
+    assert step(planner).releases == (first,)
+    assert (planner.cut(one, 0, PROMPT), planner.cut(two, 0, PROMPT)) == (PROMPT, FIRST + 5)
+
+
+def test_a_request_that_gets_no_answer_goes_on_without_its_images() -> None:
+    seconds = [0.0]
+    planner, request = made(clock=lambda: seconds[0]), Request("r")
+    planner.arrive(request, nothing_cached)
+    (ask,) = step(planner).asks
+    seconds[0] = PATIENCE_SECONDS
+    assert reach(planner, request) == 0
+    assert step(planner).releases == (ask.hold,)
+    planner.told(Report({ask.hold: (1, 0)}))
+    assert planner.cut(request, 0, PROMPT) == PROMPT
+
+
+def test_a_request_that_leaves_before_the_answer_holds_nothing() -> None:
+    planner, request = made(), Request("r")
+    planner.arrive(request, nothing_cached)
+    planner.finished(request)
+    plan = step(planner)
+    # Carried out in this order, or it would be held for ever.
+    assert [field.name for field in fields(plan)].index("asks") < [one.name for one in fields(plan)].index("releases")
+    assert plan.asks == (Ask(0, plan.asks[0].name),)
+    assert plan.releases == (0,)
+    planner.told(Report({0: (1, 0)}))
+    assert planner.hold_of("image") is None
+
+
+def test_images_whose_blocks_have_gone_since_they_were_read_are_asked_for_then() -> None:
+    planner, request = made(), Request("r", ratio=0)
+
+    def all_approximate(one: Any) -> int:
+        return 48 if one._block_hasher is not hashes else 0
+
+    planner.arrive(request, all_approximate)
+    assert step(planner).asks == ()
+    assert reach(planner, request, 48, all_approximate) == 0
+    planner.preempted(request)
+    assert reach(planner, request, 8) is None
+    (ask,) = step(planner).asks
+    planner.told(Report({ask.hold: (1, 0)}))
+    # From the first block that may be approximate on.
+    assert reach(planner, request, FIRST) == TOKENS
+    assert [load.row for load in step(planner, r=2).loads] == [0]
+    # Nothing of it is exact any more.
+    assert step(planner, r=40).captures == ()
