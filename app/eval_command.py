@@ -22,7 +22,7 @@ from metrics.eval.base import Options
 if TYPE_CHECKING:
     from metrics.eval.run import Subject
 
-_WIDTH = 150
+_WIDTH = 160
 _SHOWN_BUDGETS = (0.05, 0.1, 0.2, 0.5)
 
 

@@ -45,7 +45,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
     donors = list(dict.fromkeys(row.donor for row in rows if row.method in _COLOURS and row.method != base.HEAD))
     count = 1 + len(donors)
     figure, panels = cast(
-        "tuple[Any, Any]", pyplot.subplots(count, 3, figsize=(15, 3.9 * count), squeeze=False, layout="constrained")
+        "tuple[Any, Any]", pyplot.subplots(count, 3, figsize=(16.5, 3.9 * count), squeeze=False, layout="constrained")
     )
     full = next(row for row in rows if row.method == base.FULL)
     for donor, axes in zip(donors, panels, strict=False):
@@ -58,7 +58,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
     for donor in dict.fromkeys(str(row.donor) for row in rows if row.method == base.HEAD):
         of = [row for row in rows if row.method == base.HEAD and row.donor == donor]
         _draw(panels[-1], of, donor, _DONORS.get(donor, "black"), "-")
-    _finish(panels[-1], "head, by where the images' KV comes from", full)
+    _finish(panels[-1], "head, by donor", full)
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
 
@@ -80,14 +80,14 @@ def _draw(axes: Any, rows: Sequence[Row], label: str, colour: str, line: str) ->
 def _finish(axes: Any, title: str, full: Row) -> None:
     accuracies: tuple[Interval | None, Interval | None] = (full.accuracy_single_hop, full.accuracy_multi_hop)
     for panel, name, whole in zip(axes, ("single-hop", "multi-hop"), accuracies, strict=False):
+        panel.set_ylim(0, 103)
         panel.set_title(f"{title}: {name} answers right, %", loc="left", fontsize=10)
         if whole is not None:
             panel.axhline(whole.mean * 100, color="black", linewidth=0.8, linestyle=":")
     axes[2].set_title(f"{title}: divergence over the reply, nats", loc="left", fontsize=10)
     axes[2].set_yscale("log")
-    axes[2].set_ylim(bottom=_LEAST_KL)
     for panel in axes:
         panel.set_xlabel("share of the images' tokens that is computed")
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25)
-    axes[0].legend(frameon=False, fontsize=8, loc="lower right")
+    axes[2].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -25,7 +25,12 @@ _NOTE = (
 def table(rows: Sequence[Row]) -> Table:
     """Quality and cost, a line for each way."""
     shown = Table(
-        title="Reuse of image KV", title_justify="left", caption=_NOTE, caption_justify="left", box=box.SIMPLE
+        title="Reuse of image KV",
+        title_justify="left",
+        caption=_NOTE,
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
     )
     shown.add_column("method", no_wrap=True)
     shown.add_column("donor", no_wrap=True)

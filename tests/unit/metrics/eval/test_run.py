@@ -74,7 +74,8 @@ def test_a_prefix_cache_is_exact_and_saves_what_is_equal_from_the_start_on(rows:
         row = rows[Cell(base.PREFIX, None, donor)]
         assert row.reply_kl < 1e-6
         assert (row.computed_token_share < 0.02) == (donor == "same")
-        assert (row.computed_image_share == 1) == (donor != "same")
+        # Behind other images the first one has nothing before it that differs.
+        assert (row.computed_image_share == 1) == (donor not in ("same", "other_images"))
 
 
 @pytest.mark.parametrize("ratio", OPTIONS.ratios)
