@@ -34,7 +34,7 @@ def test_the_bundled_models_logits_are_those_of_transformers() -> None:
     processor: Any = AutoProcessor.from_pretrained(str(folder))
     model = load_model(folder)
     for case in draw_cases(Encoder(Tokenizer.from_file(str(folder / "tokenizer.json"))), 2, (5,)):
-        images = [Image.fromarray(render(scene)) for scene in case.scenes]
+        images = [Image.fromarray(render(case.scenes[picture])) for picture in case.prompt.pictures]
         pixels = processor.image_processor(images, return_tensors="pt")
         with torch.inference_mode(), one_torch_thread():
             expected = network(

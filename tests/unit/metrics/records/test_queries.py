@@ -274,7 +274,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         open_records(tmp_path / "nothing.db")
     (tmp_path / "words.db").write_text("words " * 500)
-    with pytest.raises(ConfigError, match=r"words\.db: is not a file of records"):
+    with pytest.raises(ConfigError, match=r"words\.db: is damaged, or no file of a gateway's"):
         open_records(tmp_path / "words.db")
     (tmp_path / "empty.db").touch()
     with pytest.raises(ConfigError, match="holds no records"):
