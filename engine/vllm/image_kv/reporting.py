@@ -5,38 +5,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any
 
 import msgspec
 import zmq
 
+from engine.base import ImageReuse
 from engine.vllm.image_kv.stats import PoolStats
 
 _QUEUE_EVENTS = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class RequestReuse:
-    """What a request that opted in got.
-
-    Attributes:
-        request_id: vLLM's.
-        images: different ones in its prompt.
-        hits: images of which KV was loaded, for each place where one stands.
-        misses: different images that were asked for and not had.
-        loaded_tokens: those that were loaded and not computed. The engine counts them neither as read nor as written.
-        computed_tokens: of the same images, those that were computed.
-        reread_tokens: those that the prefix cache had among approximate blocks; the engine counts them as read.
-    """
-
-    request_id: str
-    images: int
-    hits: int
-    misses: int
-    loaded_tokens: int
-    computed_tokens: int
-    reread_tokens: int
 
 
 class Reporter:
@@ -56,8 +34,8 @@ class Reporter:
             socket.connect(endpoint)
             self._socket = socket
 
-    def request(self, reuse: RequestReuse) -> None:
-        """A request that opted in is over."""
+    def request(self, reuse: ImageReuse) -> None:
+        """A request that opted in is over; it has vLLM's name."""
         if self._socket is None:
             return
         # It imports vLLM, which whoever reports has loaded.

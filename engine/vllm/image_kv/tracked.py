@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.base import ImageReuse
 from engine.vllm.image_kv.jumps import Jump, jump_over
 from engine.vllm.image_kv.messages import ImageName
 from engine.vllm.image_kv.prompt_images import MODE, PromptImage
-from engine.vllm.image_kv.reporting import RequestReuse
 from engine.vllm.image_kv.taint import salt_hashes, unsalt_hashes
 
 NEVER = sys.maxsize
@@ -52,13 +52,13 @@ class Tracked:
     reread_tokens: int = 0
     missed: set[ImageName] = field(default_factory=set[ImageName])
 
-    def reuse(self, request_id: str) -> RequestReuse:
-        """What came of it."""
+    def reuse(self, request_id: str) -> ImageReuse:
+        """What came of it, under this name."""
         images = {image.name for image in self.images}
         jumped = {jump.image for jump in self.jumps}
         computed = sum(jump.start - jump.image for jump in self.jumps) if self.loaded_tokens else 0
         hits = sum(image.first in jumped for image in self.images)
-        return RequestReuse(
+        return ImageReuse(
             request_id, len(images), hits, len(self.missed), self.loaded_tokens, computed, self.reread_tokens
         )
 
