@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app import asgi, pictures
+from app import asgi, bodies, pictures
 from app.explain import client_conversation
 from app.gateway import Gateway
 from app.lost import engine_reply
@@ -71,8 +71,8 @@ async def _receive(
 ) -> ChatRequest:
     """Read, check and resolve a request. The client's bytes are let go before the engine is asked."""
     gateway, limits = turn.gateway, turn.gateway.settings.server
-    length = asgi.declared_length(scope, limits.max_body_bytes)
-    first = await asgi.first_piece(receive, timeout_seconds=limits.body_timeout_seconds)
+    length = bodies.declared_length(scope, limits.max_body_bytes)
+    first = await bodies.first_piece(receive, timeout_seconds=limits.body_timeout_seconds)
     async with gateway.budget.hold(length, limits.body_timeout_seconds):
         call = await _read_call(gateway, receive, first)
         turn.heed(call, tenant, scope)
@@ -100,7 +100,7 @@ async def _receive(
 
 async def _read_call(gateway: Gateway, receive: asgi.Receive, first: asgi.Message) -> ChatCall:
     limits, models = gateway.settings.server, gateway.engine.info().models
-    raw = await asgi.read_body(
+    raw = await bodies.read_body(
         receive,
         limit_bytes=limits.max_body_bytes,
         timeout_seconds=limits.body_timeout_seconds,

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from app import estimates
-from app.asgi import BodyBudget
 from app.background import Background
+from app.bodies import BodyBudget
 from app.dashboard.state import Dashboard
 from app.settings import Settings
 from context.conversations import Conversations

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from app import asgi
+from app import asgi, bodies
 from app.chat import chat
 from app.dashboard.routes import PREFIX, dashboard
 from app.gateway import Gateway
@@ -75,9 +75,9 @@ async def engine(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, sen
     """Straight to the engine's own HTTP surface, for the administrator: nothing is canonicalized or recorded."""
     _require_admin(gateway, scope)
     limits = gateway.settings.server
-    length = asgi.declared_length(scope, limits.max_body_bytes)
+    length = bodies.declared_length(scope, limits.max_body_bytes)
     async with gateway.budget.hold(length, limits.body_timeout_seconds):
-        body = await asgi.read_body(
+        body = await bodies.read_body(
             receive, limit_bytes=limits.max_body_bytes, timeout_seconds=limits.body_timeout_seconds
         )
     headers = {

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 from pydantic_core import from_json
 
-from app import asgi
+from app import asgi, bodies
 from app.dashboard.access import COOKIE, SESSION_SECONDS, Viewer, check_same_site, is_https
 from app.dashboard.answers import VIEWS, WINDOWED, Asked, live_version, missing
 from app.gateway import Gateway
@@ -141,8 +141,8 @@ async def _whatif(gateway: Gateway, viewer: Viewer, scope: asgi.Scope, send: asg
 async def _session(gateway: Gateway, name: str, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     _check_json(scope)
     try:
-        raw = await asgi.read_body(receive, limit_bytes=_LOGIN_BYTES, timeout_seconds=_LOGIN_SECONDS)
-    except asgi.BodyTooLarge as error:
+        raw = await bodies.read_body(receive, limit_bytes=_LOGIN_BYTES, timeout_seconds=_LOGIN_SECONDS)
+    except bodies.BodyTooLarge as error:
         raise _no_token(413) from error
     value, seconds = "", 0
     if name == "login":

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import asgi
-from app.asgi import BodyBudget, ClientLeft, cancelled_when_client_leaves
+from app import bodies
+from app.asgi import ClientLeft, cancelled_when_client_leaves
+from app.bodies import BodyBudget
 from context.errors import RequestError
 
 TOTAL = 100
@@ -225,4 +226,4 @@ async def test_an_error_of_the_work_goes_on_and_the_watcher_ends() -> None:
 )
 def test_declared_length(text: str | None, expected: int) -> None:
     headers = [] if text is None else [(b"content-length", text.encode("latin-1"))]
-    assert asgi.declared_length({"headers": headers}, 50) == expected
+    assert bodies.declared_length({"headers": headers}, 50) == expected

@@ -33,7 +33,7 @@ def test_an_evaluation_writes_table_json_and_picture(tmp_path: Path, capsys: pyt
     assert {"per_layer", "suffix", "random", "no_rotation", "kv_deviation", "attention_deviation"} <= set(methods)
     assert made["weights_sha256"] == weights_digest(bundled_folder())
     assert (made["questions"], made["seeds"]) == (1, [1])
-    assert all(f"\n  {method} " in out for method in methods)
+    assert all(f"\n {method} " in out for method in methods)
     assert "head against random, donor reordered, r = 0.1" in out
     assert picture.read_bytes().startswith(b"\x89PNG")
 
