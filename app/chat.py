@@ -7,6 +7,7 @@ through
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from app.turn import ServedTurn
 from app.wire import ChatCall, parse_chat
 from context.alignment.base import SlotMatch
 from context.conversations import Assign, Begun
-from context.errors import RequestError, StillframeError
+from context.errors import RequestError, StillframeError, place_of
 from context.layout.tail import with_tail
 from context.policies.base import Limits, Request
 from context.policies.choice import LoadedPolicy
@@ -30,6 +31,7 @@ from context.policies.quotas import check_quotas
 from context.tenancy import Tenant
 from engine.base import ChatRequest
 
+_log = logging.getLogger("stillframe")
 # A shorter token is a word that may stand in any text.
 _SECRET_CHARS = 8
 _HASHING_SECONDS = 0.25
@@ -50,6 +52,8 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
         try:
             request = await _receive(turn, tenant, scope, receive, authorization)
             gateway.recorder.begin(turn.request_id, tenant, request.affinity, turn.model)
+            # Runs once the request is written and its answer is waited for.
+            asyncio.get_running_loop().call_soon(turn.prepare)
             async with asgi.cancelled_when_client_leaves(receive), engine_reply(turn, tenant, request) as reply:
                 await relay(turn, reply)
         finally:
@@ -63,7 +67,16 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
         turn.outcome = turn.outcome or ("refused" if isinstance(error, RequestError) else "failed")
         await turn.fail(error, receive)
     finally:
+        # The event loop writes to sockets as it goes round: the answer is out before its record is made.
+        asyncio.get_running_loop().call_soon(_ended, turn)
+
+
+def _ended(turn: ServedTurn) -> None:
+    try:
         turn.close()
+    except Exception as error:
+        _log.error("a turn could not be recorded, because of a fault at %s", place_of(error))
+    turn.gateway.collector.look()
 
 
 async def _receive(
@@ -94,7 +107,6 @@ async def _receive(
         affinity=begun.conversation,
         authorization=authorization,
         max_image_bytes=gateway.settings.images.max_sent_bytes,
-        reuse_ratio=turn.reuse_ratio if call.images else None,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hmac
 import logging
 import secrets
@@ -14,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from app import estimates
 from app.background import Background
 from app.bodies import BodyBudget
+from app.collector import Collector
 from app.dashboard.state import Dashboard
 from app.settings import Settings
 from context.conversations import Conversations
@@ -39,11 +39,6 @@ from metrics.usage import Usage
 _log = logging.getLogger(__name__)
 _LAG_EVERY_SECONDS = 0.05
 _LOOK_EVERY_SECONDS = 0.25
-# Requests leave hardly any cycles behind: to look for them at every 700 objects was a tenth of a small request. What is
-# freed of what was there at the last look is not subtracted, so that requests side by side soon make 1000: at 5000 a
-# request takes a sixth less of the CPU. Not more, for nothing else runs meanwhile: it takes 0.3 ms, and 1 ms at every
-# third time. All objects are looked through once there are 1.2 million more.
-_COLLECT_AT = (5000, 2, 80)
 _SMALL_BODY_BYTES = 64 * 1024
 _REFUSED_IMAGES = 4096
 
@@ -66,6 +61,7 @@ class Gateway:
         self.engine = engine
         self.metrics = GatewayMetrics()
         self.encoder_log = EncoderLog(self.metrics)
+        self.collector = Collector()
         self.background = Background(self.metrics.count_background_failure)
         self.recorder = Recorder(self.metrics, self.encoder_log, settings.price_table())
         # What it knows of the engine comes with the engine.
@@ -109,6 +105,7 @@ class Gateway:
     async def running(self) -> AsyncGenerator[None]:
         """Start in the background on entering; on leaving stop everything."""
         async with AsyncExitStack() as stack:
+            stack.callback(self.collector.end)
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self.images.close)
             stack.push_async_callback(self.dashboard.close)
@@ -209,10 +206,7 @@ class Gateway:
             _log.error("engine: it cannot be started: %s", place_of(error))
             self._give_up(EngineUnavailable("The engine cannot be started; the log says where it broke."))
             return
-        # What the start left behind stays for good; the collector need not look through it again and again.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*_COLLECT_AT)
+        self.collector.begin()
         self._ready(time.monotonic() - started)
         await self.background.keep("follow", self._follow)
 
@@ -246,6 +240,10 @@ class Gateway:
         if self.policies.reusing and not info.reuses_images:
             names = ", ".join(self.policies.reusing)
             _log.warning("engine: it keeps no KV of images, so that %s computes all; set engine.vllm.image_kv", names)
+        elif self.policies.profiled and not info.has_layer_profile:
+            words = "it has no profile of its layers, so that %s has all compute the same"
+            names = ", ".join(self.policies.profiled)
+            _log.warning(f"engine: {words}; set engine.vllm.image_kv.profile", names)
         for words in (*self.reporting.warnings, *self.template.warnings):
             _log.warning("engine: %s", words)
         told = ", ".join(f"{name} {answer}" for name, answer in self.engine_checks().items())
@@ -274,6 +272,8 @@ class Gateway:
             due = loop.time() + _LAG_EVERY_SECONDS
             await asyncio.sleep(_LAG_EVERY_SECONDS)
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
+            # Also while no request ends.
+            self.collector.look()
 
 
 def _bearer(authorization: str | None) -> str:

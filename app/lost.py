@@ -56,7 +56,7 @@ async def _without_lost(turn: ServedTurn, tenant: Tenant, request: ChatRequest) 
     if not gone or not gone.isdisjoint(asked_images(client)):
         return None
     plan = without_images(plan, gone, NOTE, before=begun.before, last=len(client) - 1, estimate=turn.estimate)
-    turn.begun = replace(begun, plan=plan)
+    turn.begun, turn.draft = replace(begun, plan=plan), None
     turn.not_available += tuple(
         f"messages[{at}].content[{part}]"
         for at, message in enumerate(client)

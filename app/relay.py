@@ -46,7 +46,7 @@ async def _relay_whole(turn: ServedTurn, reply: EngineReply) -> None:
         turn.note_byte()
     finally:
         # Before the client sees the reply: it may ask on at once. A turn that failed or was left was sent all the same.
-        turn.begun = await conversations.accept(turn.begun, message)
+        turn.begun = await conversations.accept(turn.begun, message, turn.draft)
         turn.answered = message is not None
     if turn.explain:
         body = explained_answer(answer, turn.explanation())
@@ -69,7 +69,9 @@ async def _relay_error(turn: ServedTurn, reply: EngineReply) -> None:
 async def _relay_events(turn: ServedTurn, reply: EngineReply) -> None:
     assert turn.begun is not None
     conversations = turn.gateway.conversations
-    turn.begun = begun = await conversations.accept(turn.begun)
+    turn.begun = begun = await conversations.accept(turn.begun, draft=turn.draft)
+    # A turn that streams lives long.
+    turn.draft = None
     collector = ReplyCollector()
     told = explained_event(turn.request_id, turn.model, turn.explanation()) if turn.explain else b""
     events = EventRelay(include_usage=turn.include_usage, collect=collector.add, last_event=told)

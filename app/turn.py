@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from context.conversations import Begun
 from context.errors import EngineError, RequestError, StillframeError
 from context.estimates import message_tokens
 from context.layout.tail import with_tail
+from context.ledger import Draft
 from context.plan import SentMessage
 from context.policies.base import Estimate
 from context.policies.choice import POLICY_HEADER, Choices, LoadedPolicy
@@ -54,6 +56,7 @@ class ServedTurn:
     secrets: tuple[str, ...] = ()
     first_byte: float | None = None
     begun: Begun | None = None
+    draft: Draft | None = None
     not_available: tuple[str, ...] = ()
     policy: LoadedPolicy | None = None
     choices: Choices | None = None
@@ -94,6 +97,14 @@ class ServedTurn:
         if self.asked_ratio is not None:
             return self.asked_ratio if self.asked_ratio < 1 else None
         return None if self.policy is None else self.policy.reuse_ratio
+
+    def prepare(self) -> None:
+        """Do what keeping this turn takes while the engine works on it, so far as that can be done."""
+        if self.begun is None or self.begun.turn is not None:
+            return
+        # A fault shows where the turn is kept, with a client to be told.
+        with contextlib.suppress(Exception):
+            self.draft = self.gateway.conversations.draft(self.begun)
 
     async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
         """Send the answer's head. From here on an error can only be an event of the stream."""

@@ -1,6 +1,7 @@
 """A turn's way through the context: found in the ledger, planned, kept.
 
 begin    what to send for a transcript, and which turn of which conversation it is
+draft    while the engine works: what keeping the turn takes, so far as it can be done without the reply
 accept   the engine has taken it: from now on the turn is found
 answer   the reply is whole: it belongs to the history from now on
 """
@@ -14,7 +15,7 @@ from blake3 import blake3
 
 from context.frozen import frozen
 from context.identity import is_surely, resembles
-from context.ledger import Found, Ledger, NewReply, NewTurn
+from context.ledger import Draft, Found, Ledger, NewReply, NewTurn
 from context.plan import PromptPlan, SentMessage, SummaryRequest, Turn
 from context.planner import OWN_CHOICE, Known, continues, plan
 from context.policies.base import Policy, Request
@@ -108,21 +109,15 @@ class Conversations:
             return Begun(tenant, conversation, number, came, made, None, policy.name)
         return Begun(tenant, conversation, number, came, made, base.id, policy.name, before=base.sent)
 
-    async def accept(self, begun: Begun, message: Mapping[str, Any] | None = None) -> Begun:
-        """Keep a turn that the engine has taken; with the engine's reply, whole, where that is there already."""
-        new = NewTurn(
-            conversation=begun.conversation,
-            parent=begun.parent,
-            client=begun.transcript.messages,
-            chain=begun.transcript.chain[-1],
-            sent=begun.plan.sent,
-            tools=begun.plan.tools,
-            state=begun.plan.state,
-            epoch=begun.plan.epoch,
-            policy=begun.policy,
-            number=begun.number,
-        )
-        turn = await self._ledger.commit(begun.tenant, new, None if message is None else _reply(begun, message))
+    def draft(self, begun: Begun) -> Draft | None:
+        """A turn made ready for `accept`, which may never come. None where that has to be done there."""
+        return self._ledger.draft(begun.tenant, _new_turn(begun))
+
+    async def accept(self, begun: Begun, message: Mapping[str, Any] | None = None, draft: Draft | None = None) -> Begun:
+        """Keep a turn that the engine has taken; with the engine's reply, whole, where that is there already. `draft`
+        is of the same turn."""
+        reply = None if message is None else _reply(begun, message)
+        turn = await self._ledger.commit(begun.tenant, _new_turn(begun), reply, draft)
         # What was sent before is needed no more, and a turn that streams lives long.
         return Begun(
             begun.tenant,
@@ -160,6 +155,21 @@ class Conversations:
             return latest, True
         alike = (one for one in (answered, latest) if one is not None and resembles(one, came.messages))
         return next(alike, None), False
+
+
+def _new_turn(begun: Begun) -> NewTurn:
+    return NewTurn(
+        conversation=begun.conversation,
+        parent=begun.parent,
+        client=begun.transcript.messages,
+        chain=begun.transcript.chain[-1],
+        sent=begun.plan.sent,
+        tools=begun.plan.tools,
+        state=begun.plan.state,
+        epoch=begun.plan.epoch,
+        policy=begun.policy,
+        number=begun.number,
+    )
 
 
 def _reply(begun: Begun, message: Mapping[str, Any]) -> NewReply:

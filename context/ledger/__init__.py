@@ -23,10 +23,10 @@ from context.ledger.prune import Pruner
 from context.ledger.rows import NewReply, NewTurn, reply_of, row_of, whole_row
 from context.plan import Turn
 from context.store.turn_entries import addition_of, answer_of
-from context.store.turn_rows import Entry, Row, replied, reply_name
+from context.store.turn_rows import Addition, Entry, Row, replied, reply_name
 from context.transcript import Message
 
-__all__ = ["Found", "Ledger", "LedgerLimits", "LedgerStats", "NewReply", "NewTurn"]
+__all__ = ["Draft", "Found", "Ledger", "LedgerLimits", "LedgerStats", "NewReply", "NewTurn"]
 
 # Up to so many digests are looked up on the event loop: 30 microseconds, where a thread's round trip takes 100.
 _INLINE_DIGESTS = 8
@@ -50,6 +50,15 @@ class Found:
     turn: Turn
     length: int
     at_reply: bool
+
+
+@frozen
+class Draft:
+    """A turn that is ready to be kept: its row with what it stands on, as bytes too. Made by `Ledger.draft`."""
+
+    rows: Sequence[Row]
+    row: Row
+    addition: Addition
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +156,17 @@ class Ledger:
         newest = max((id for id in (stored, known) if id is not None), default=None)
         return None if newest is None else await self._turn(tenant, newest)
 
-    async def commit(self, tenant: str, new: NewTurn, answer: NewReply | None = None) -> Turn:
+    def draft(self, tenant: str, new: NewTurn) -> Draft | None:
+        """What takes longest of `commit`, for a turn that may be kept: to be done while the engine works. It keeps
+        nothing. None where that turn's parent would have to be read from the file."""
+        rows = [] if new.parent is None else self._memory.walk(new.parent)
+        if new.parent is not None and (not rows or rows[-1].tenant != tenant):
+            return None
+        return self._drafted(tenant, new, rows)
+
+    async def commit(
+        self, tenant: str, new: NewTurn, answer: NewReply | None = None, draft: Draft | None = None
+    ) -> Turn:
         """Keep a turn. It is found from now on, and after the death of the process once this returns.
 
         Messages that mean the same as the parent's at the same place stay as they were first seen.
@@ -156,19 +175,22 @@ class Ledger:
             tenant: whose it is.
             new: the turn.
             answer: its reply, where that is known already: to keep both in one go takes half the time.
+            draft: of the same turn.
         """
-        rows = [] if new.parent is None else await self._rows(tenant, new.parent)
-        row, blobs = row_of(self._next_id(new.parent or 0), tenant, new, rows, assemble(rows) if rows else None)
+        if draft is None:
+            draft = self._drafted(tenant, new, [] if new.parent is None else await self._rows(tenant, new.parent))
+        row, addition = draft.row, draft.addition
         answered = None if answer is None else reply_of(row.length, answer)
         if answered is not None:
             row = replied(row, answered[0])
-        turn = assemble([*rows, row])
+        turn = assemble([*draft.rows, row])
         assert turn is not None, "a row fits the rows that it was made from"
         if row.base is not None and (self._memory.get(row.base) is None or self._feed.is_lost(row.base)):
             # Its parent did not fit into memory, or has left it meanwhile; or it will never be in the file.
             row, blobs = whole_row(row, turn)
+            addition = addition_of(row, blobs)
             row = row if answered is None else replied(row, answered[0])
-        entries: list[Entry] = [addition_of(row, blobs)] if self._file.is_used else []
+        entries: list[Entry] = [addition] if self._file.is_used else []
         if entries and answered is not None:
             entries.append(answer_of(tenant, row.id, row.length, *answered))
         self._memory.put(row)
@@ -284,6 +306,11 @@ class Ledger:
             return rows
         before = [] if row.base is None else self._memory.walk(row.base)
         return [*before, row] if before or row.base is None else []
+
+    def _drafted(self, tenant: str, new: NewTurn, rows: Sequence[Row]) -> Draft:
+        parent = assemble(rows) if rows else None
+        row, blobs = row_of(self._next_id(new.parent or 0), tenant, new, rows, parent)
+        return Draft(rows, row, addition_of(row, blobs))
 
     def _next_id(self, after: int) -> int:
         # The last digits keep processes apart that share the file.

@@ -9,7 +9,6 @@ docs/adr/0008-context.md says why that is enough. `context/store/turn_rows.py` s
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import sqlite3
 from collections.abc import Generator, Sequence
@@ -171,12 +170,7 @@ class SqliteTurns:
         came: Sequence[Message],
     ) -> Row:
         conversation, number, chain, tools, tools_data, state, epoch, policy, walked, reply_chain = last
-        # All of it is kept: to look through it for cycles while it grows takes a tenth of the time.
-        gc.disable()
-        try:
-            made = decode(kept, texts, came)
-        finally:
-            gc.enable()
+        made = decode(kept, texts, came)
         reply = None
         if kept[-1][2]:
             own = made.client.pop()

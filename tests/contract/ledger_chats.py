@@ -69,18 +69,19 @@ def new_reply(wires: Sequence[Wire], tenant: str = "t") -> NewReply:
 
 async def converse(ledger: Ledger, turns: int, conversation: str = "c", tenant: str = "t") -> tuple[list[Wire], Turn]:
     """A conversation of so many answered turns, each found as the next turn of the one before. Every other turn is kept
-    with its reply in one go."""
+    with its reply in one go, and two of four are drafted first."""
     wires: list[Wire] = [system()]
     turn: Turn | None = None
     for number in range(turns):
         wires.append(user(f"{conversation}: question {number}", number))
         found = await ledger.find(tenant, chain(wires, tenant))
         new = new_turn(wires, found and found.turn, conversation=conversation, tenant=tenant)
+        draft = ledger.draft(tenant, new) if number % 4 > 1 else None
         reply = f"{conversation}: answer {number}"
         if number % 2:
-            turn = await ledger.commit(tenant, new, new_reply([*wires, assistant(reply)], tenant))
+            turn = await ledger.commit(tenant, new, new_reply([*wires, assistant(reply)], tenant), draft)
         else:
-            turn = await answer(ledger, await ledger.commit(tenant, new), wires, reply, tenant)
+            turn = await answer(ledger, await ledger.commit(tenant, new, draft=draft), wires, reply, tenant)
         wires.append(assistant(reply))
     assert turn is not None
     return wires, turn

@@ -1,0 +1,74 @@
+"""The collector of cycles runs behind requests alone."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Generator
+
+import pytest
+
+from app.collector import Collector
+
+
+class Node:
+    """One that holds itself: only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture
+def collector() -> Generator[Collector]:
+    thresholds = gc.get_threshold()
+    made = Collector()
+    made.begin()
+    yield made
+    made.end()
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+def cycle() -> weakref.ref[Node]:
+    return weakref.ref(Node())
+
+
+def many(count: int) -> list[list[int]]:
+    return [[] for _ in range(count)]
+
+
+def test_a_cycle_stays_while_a_request_makes_objects_and_goes_behind_it(collector: Collector) -> None:
+    left = cycle()
+    kept = many(20_000)
+    assert left() is not None
+    collector.look()
+    assert left() is None
+    assert len(kept) == 20_000
+
+
+def test_few_new_objects_are_not_worth_a_look(collector: Collector) -> None:
+    left = cycle()
+    collector.look()
+    assert left() is not None
+    gc.collect()
+
+
+def test_nothing_is_collected_between_two_looks(collector: Collector) -> None:
+    kept = many(20_000)
+    collector.look()
+    left = cycle()
+    kept += many(20_000)
+    assert left() is not None
+    collector.look()
+    assert left() is None
+
+
+def test_in_the_end_the_interpreter_collects_as_it_likes_again(collector: Collector) -> None:
+    collector.end()
+    left = cycle()
+    kept = many(20_000)
+    assert left() is None
+    assert kept
+    # What somebody else has switched on is left on.
+    collector.look()
+    assert gc.isenabled()
