@@ -7,12 +7,12 @@ through
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from app import asgi, bodies, pictures
+from app.collector import COLLECTOR
 from app.explain import client_conversation
 from app.gateway import Gateway
 from app.lost import engine_reply
@@ -23,7 +23,7 @@ from app.turn import ServedTurn
 from app.wire import ChatCall, parse_chat
 from context.alignment.base import SlotMatch
 from context.conversations import Assign, Begun
-from context.errors import RequestError, StillframeError, place_of
+from context.errors import RequestError, StillframeError
 from context.layout.tail import with_tail
 from context.policies.base import Limits, Request
 from context.policies.choice import LoadedPolicy
@@ -31,7 +31,6 @@ from context.policies.quotas import check_quotas
 from context.tenancy import Tenant
 from engine.base import ChatRequest
 
-_log = logging.getLogger("stillframe")
 # A shorter token is a word that may stand in any text.
 _SECRET_CHARS = 8
 _HASHING_SECONDS = 0.25
@@ -52,8 +51,10 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
         try:
             request = await _receive(turn, tenant, scope, receive, authorization)
             gateway.recorder.begin(turn.request_id, tenant, request.affinity, turn.model)
-            # Runs once the request is written and its answer is waited for.
-            asyncio.get_running_loop().call_soon(turn.prepare)
+            # When the loop goes round for the second time: the request is written by then, and an engine in this
+            # process has it.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, turn.draft_ahead)
             async with asgi.cancelled_when_client_leaves(receive), engine_reply(turn, tenant, request) as reply:
                 await relay(turn, reply)
         finally:
@@ -67,16 +68,9 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
         turn.outcome = turn.outcome or ("refused" if isinstance(error, RequestError) else "failed")
         await turn.fail(error, receive)
     finally:
-        # The event loop writes to sockets as it goes round: the answer is out before its record is made.
-        asyncio.get_running_loop().call_soon(_ended, turn)
-
-
-def _ended(turn: ServedTurn) -> None:
-    try:
+        # The answer is out by now.
         turn.close()
-    except Exception as error:
-        _log.error("a turn could not be recorded, because of a fault at %s", place_of(error))
-    turn.gateway.collector.look()
+        COLLECTOR.look()
 
 
 async def _receive(
@@ -107,6 +101,7 @@ async def _receive(
         affinity=begun.conversation,
         authorization=authorization,
         max_image_bytes=gateway.settings.images.max_sent_bytes,
+        reuse=turn.reuse if call.images else None,
     )
 
 

@@ -12,10 +12,17 @@ _THRESHOLDS = (5000, 2, 80)
 
 
 class Collector:
-    """Runs the collector where `look` is called and nowhere else, from `begin` to `end`. Of one process."""
+    """Runs the collector where `look` is called and nowhere else, while anybody uses it. A process has one."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._before = gc.get_threshold()
 
     def begin(self) -> None:
-        """What is there by now stays for good: it is not looked through again."""
+        """Use it. What is there by now stays for good: it is not looked through again."""
+        if not self._users:
+            self._before = gc.get_threshold()
+        self._users += 1
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_THRESHOLDS)
@@ -26,14 +33,22 @@ class Collector:
         spares the older ones."""
         if gc.get_count()[0] > _THRESHOLDS[0] and not gc.isenabled():
             gc.enable()
-            # It is asked when an object is made.
+            # When an object is made it is asked whether it is time; it is done at once, or from Python 3.12 on when the
+            # call returns.
             _Made()
             gc.disable()
 
     def end(self) -> None:
-        """Let the interpreter collect when it likes."""
-        gc.enable()
+        """End its use. After the last one the interpreter collects when it likes, as before."""
+        self._users -= 1
+        if not self._users:
+            gc.unfreeze()
+            gc.set_threshold(*self._before)
+            gc.enable()
 
 
 class _Made:
     """An object that the collector watches, which those with slots and without references are not."""
+
+
+COLLECTOR = Collector()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +19,11 @@ from context.errors import ConfigError
 from engine.demo_model import bundled_folder
 from engine.reference.profile import ReuseProfile, read_profile, write_profile
 from metrics.eval import base
-from metrics.eval.base import Options
+from metrics.eval.base import Cell, EngineOutcome, Options
 
 if TYPE_CHECKING:
-    from metrics.eval.run import Subject
+    from metrics.eval.cases import Case
+    from metrics.eval.run import AskEngine, Subject
 
 _WIDTH = 160
 _SHOWN_BUDGETS = (0.05, 0.1, 0.2, 0.5)
@@ -47,6 +50,8 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.calibrate is not None:
         return _calibrate(options, asked, subject, console)
     profile = _profile(options, asked, subject)
+    if options.engine and find_spec("vllm") is None:
+        raise ConfigError("flag", "--engine", "needs vLLM: make install")
     return _evaluate(options, asked, subject, profile, console)
 
 
@@ -55,20 +60,37 @@ def _evaluate(
 ) -> int:
     from metrics.eval import run
     from metrics.eval.plot import plot
-    from metrics.eval.report import as_json, table, told
+    from metrics.eval.report import as_json, engine_table, table, told
 
     with console.status("eval") as status:
-        result = run.evaluate(subject, asked, profile, status.update)
+        ask_engine = _engine_asker(options, status.update) if options.engine else None
+        result = run.evaluate(subject, asked, profile, status.update, ask_engine)
     if options.json is not None:
         about = {"model": options.model or "demo", "weights_sha256": subject.weights_sha256, **asdict(asked)}
         write_json(options.json, as_json(result, about))
     shown = _output(options)
     shown.print(table(result.rows))
+    if result.engine_rows:
+        shown.print(engine_table(result.engine_rows))
     for line in told(result.findings.losses, result.findings.comparisons):
         shown.print(line, highlight=False, markup=False)
     if options.plot is not None:
-        plot(result.rows, options.plot)
+        plot(result.rows, options.plot, result.engine_rows)
     return 0
+
+
+def _engine_asker(options: argparse.Namespace, say: Callable[[str], None]) -> AskEngine:
+    from metrics.eval.on_engine import engine_for
+
+    folder = bundled_folder() if options.model in (None, "demo") else Path(options.model).expanduser()
+
+    async def asked(cases: Sequence[Case], cells: Sequence[Cell]) -> dict[Cell, list[EngineOutcome]]:
+        by_layer = any(cell.method == base.PER_LAYER for cell in cells)
+        say("engine: starting")
+        async with engine_for(folder, _profile_file(options) if by_layer else None) as engine:
+            return await engine.evaluate(cases, cells, say)
+
+    return lambda cases, cells: asyncio.run(asked(cases, cells))
 
 
 def _calibrate(options: argparse.Namespace, asked: Options, subject: Subject, console: Console) -> int:
@@ -96,11 +118,15 @@ def _output(options: argparse.Namespace) -> Console:
 def _profile(options: argparse.Namespace, asked: Options, subject: Subject) -> ReuseProfile | None:
     if base.PER_LAYER not in asked.methods:
         return None
-    bundled = bundled_folder().parent / "reuse_profile.json"
-    file = options.profile or (bundled if options.model in (None, "demo") else None)
+    file = _profile_file(options)
     if file is None:
         reason = "per_layer needs one for this model: measure it with --calibrate FILE, or leave the method out"
         raise ConfigError("flag", "--profile", reason)
     profile = read_profile(file)
     profile.check(subject.weights_sha256, subject.model.shape.layers, file)
     return profile
+
+
+def _profile_file(options: argparse.Namespace) -> Path | None:
+    bundled = bundled_folder().parent / "reuse_profile.json"
+    return options.profile or (bundled if options.model in (None, "demo") else None)

@@ -46,6 +46,9 @@ def add_eval_options(command: argparse.ArgumentParser) -> None:
         "--profile", type=Path, metavar="FILE", help="ratios of the layers (default: the demo model's)"
     )
     command.add_argument("--calibrate", type=Path, metavar="FILE", help="measure the layers, write a profile and end")
+    command.add_argument(
+        "--engine", action="store_true", help="ask the embedded engine, too: full, prefix, head and per_layer"
+    )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON; - for standard output")
     command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw answers and divergence over the work")
 

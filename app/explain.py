@@ -18,7 +18,9 @@ from context.plan import PrefixBreak
 from context.policies.base import Estimate, Policy
 from context.policies.limits import spelled_tokens
 from context.policies.quotas import count_images
+from context.reuse import Reuse
 from context.transcript import ImagePart
+from engine.base import EngineInfo
 
 EXPLAIN_HEADER = b"x-stillframe-explain"
 EXPLAIN_KEY = "stillframe"
@@ -101,12 +103,17 @@ def pinned_images(header: str | None) -> frozenset[str]:
     return frozenset(names)
 
 
-def asked_ratio(header: str | None, *, allowed: bool) -> float | None:
-    """What a client says about approximate KV of its images: the share of each one's tokens that is computed all the
-    same, 1 for `off`; None when it says nothing.
+def told_reuse(reuse: Reuse, info: EngineInfo) -> str:
+    """What a response says of approximate KV of images."""
+    by_layer = "; profile" if reuse.profile and info.has_layer_profile else ""
+    return f"position_independent; ratio={reuse.ratio:g}{by_layer}"
+
+
+def asked_reuse(header: str | None, info: EngineInfo, *, allowed: bool) -> Reuse | None:
+    """What a client says about approximate KV of its images, a ratio of 1 for `off`; None when it says nothing.
 
     Raises:
-        RequestError: it may not say it, or says something else.
+        RequestError: it may not say it, says something else, or wants ratios by layer where the engine has none.
     """
     if header is None:
         return None
@@ -114,11 +121,18 @@ def asked_ratio(header: str | None, *, allowed: bool) -> float | None:
         reason = f"{REUSE_HEADER} may not be sent here. Leave it out, or switch reuse_header on."
         raise RequestError(reason, code="reuse_not_allowed", param=REUSE_HEADER)
     if header.strip() == "off":
-        return 1.0
-    if _SHARE.fullmatch(header.strip()):
-        return float(header)
-    reason = f"{REUSE_HEADER} takes the share of each image's tokens that is computed, such as 0.05, or off."
-    raise RequestError(reason, code="invalid_reuse", param=REUSE_HEADER)
+        return Reuse(1.0)
+    share, parted, wish = (part.strip() for part in header.partition(";"))
+    if not _SHARE.fullmatch(share) or (parted and wish != "profile"):
+        reason = (
+            f"{REUSE_HEADER} takes the share of each image's tokens that is computed, such as 0.05; '0.05; profile' "
+            "for a mean over the layers; or off."
+        )
+        raise RequestError(reason, code="invalid_reuse", param=REUSE_HEADER)
+    if parted and not info.has_layer_profile:
+        reason = f"{REUSE_HEADER}: the engine has no profile of its layers. Leave '; profile' out."
+        raise RequestError(reason, code="no_reuse_profile", param=REUSE_HEADER)
+    return Reuse(float(share), bool(parted))
 
 
 def explanation(begun: Begun, policy: Policy, estimate: Estimate) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from app import estimates
 from app.background import Background
 from app.bodies import BodyBudget
-from app.collector import Collector
+from app.collector import COLLECTOR
 from app.dashboard.state import Dashboard
 from app.settings import Settings
 from context.conversations import Conversations
@@ -61,7 +61,7 @@ class Gateway:
         self.engine = engine
         self.metrics = GatewayMetrics()
         self.encoder_log = EncoderLog(self.metrics)
-        self.collector = Collector()
+        self._collects = False
         self.background = Background(self.metrics.count_background_failure)
         self.recorder = Recorder(self.metrics, self.encoder_log, settings.price_table())
         # What it knows of the engine comes with the engine.
@@ -105,7 +105,7 @@ class Gateway:
     async def running(self) -> AsyncGenerator[None]:
         """Start in the background on entering; on leaving stop everything."""
         async with AsyncExitStack() as stack:
-            stack.callback(self.collector.end)
+            stack.callback(self._stop_collecting)
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self.images.close)
             stack.push_async_callback(self.dashboard.close)
@@ -206,9 +206,14 @@ class Gateway:
             _log.error("engine: it cannot be started: %s", place_of(error))
             self._give_up(EngineUnavailable("The engine cannot be started; the log says where it broke."))
             return
-        self.collector.begin()
+        COLLECTOR.begin()
+        self._collects = True
         self._ready(time.monotonic() - started)
         await self.background.keep("follow", self._follow)
+
+    def _stop_collecting(self) -> None:
+        if self._collects:
+            COLLECTOR.end()
 
     async def _follow(self) -> None:
         """Read the events of an engine that has started: not before, it may have nothing to subscribe to."""
@@ -273,7 +278,7 @@ class Gateway:
             await asyncio.sleep(_LAG_EVERY_SECONDS)
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
             # Also while no request ends.
-            self.collector.look()
+            COLLECTOR.look()
 
 
 def _bearer(authorization: str | None) -> str:

@@ -46,7 +46,7 @@ async def _relay_whole(turn: ServedTurn, reply: EngineReply) -> None:
         turn.note_byte()
     finally:
         # Before the client sees the reply: it may ask on at once. A turn that failed or was left was sent all the same.
-        turn.begun = await conversations.accept(turn.begun, message, turn.draft)
+        turn.begun, turn.draft = await conversations.accept(turn.begun, message, turn.draft), None
         turn.answered = message is not None
     if turn.explain:
         body = explained_answer(answer, turn.explanation())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import random
 import time
 from dataclasses import dataclass, field
@@ -13,26 +13,30 @@ from app.explain import (
     EXPLAIN_HEADER,
     PIN_HEADER,
     REUSE_HEADER,
-    asked_ratio,
+    asked_reuse,
     explanation,
     pinned_images,
     plan_headers,
+    told_reuse,
     wants_explanation,
 )
 from app.gateway import Gateway
 from app.wire import ChatCall
 from context.conversations import Begun
-from context.errors import EngineError, RequestError, StillframeError
+from context.errors import EngineError, RequestError, StillframeError, place_of
 from context.estimates import message_tokens
 from context.layout.tail import with_tail
 from context.ledger import Draft
 from context.plan import SentMessage
 from context.policies.base import Estimate
 from context.policies.choice import POLICY_HEADER, Choices, LoadedPolicy
+from context.reuse import Reuse
 from context.tenancy import Tenant
 from metrics.records.made import Ended
 from metrics.records.record import Outcome
 from metrics.usage import Usage
+
+_log = logging.getLogger(__name__)
 
 
 def _request_id() -> str:
@@ -64,7 +68,7 @@ class ServedTurn:
     model: str = ""
     explain: bool = False
     pins: frozenset[str] = frozenset()
-    asked_ratio: float | None = None
+    asked_reuse: Reuse | None = None
     estimate: Estimate = message_tokens
     tenant: Tenant | None = None
     record_id: int = 0
@@ -82,7 +86,7 @@ class ServedTurn:
         self.explain = wants_explanation(asgi.header(scope, EXPLAIN_HEADER))
         self.pins = pinned_images(asgi.header(scope, PIN_HEADER))
         said = asgi.header(scope, REUSE_HEADER.encode())
-        self.asked_ratio = asked_ratio(said, allowed=self.gateway.settings.reuse_header)
+        self.asked_reuse = asked_reuse(said, self.gateway.engine.info(), allowed=self.gateway.settings.reuse_header)
         self.traceparent = asgi.header(scope, b"traceparent")
         asked = asgi.header(scope, POLICY_HEADER.encode())
         self.choices = self.gateway.policies.choose(model=self.model, tenant=tenant.name, header=asked)
@@ -91,20 +95,22 @@ class ServedTurn:
         self.policy = self.choices.rest
 
     @property
-    def reuse_ratio(self) -> float | None:
-        """The share of each image's tokens that is computed where its KV is kept; None for exact KV alone. What the
-        client says goes before its policy."""
-        if self.asked_ratio is not None:
-            return self.asked_ratio if self.asked_ratio < 1 else None
-        return None if self.policy is None else self.policy.reuse_ratio
+    def reuse(self) -> Reuse | None:
+        """What is allowed of approximate KV of images; None for exact KV alone. What the client says goes before its
+        policy."""
+        if self.asked_reuse is not None:
+            return self.asked_reuse if self.asked_reuse.approximate else None
+        return None if self.policy is None else self.policy.reuse
 
-    def prepare(self) -> None:
-        """Do what keeping this turn takes while the engine works on it, so far as that can be done."""
-        if self.begun is None or self.begun.turn is not None:
+    def draft_ahead(self) -> None:
+        """Make the turn ready to be kept while the engine works on it, so far as that can be done. Never raises."""
+        if self.begun is None or self.begun.turn is not None or self.outcome is not None:
             return
-        # A fault shows where the turn is kept, with a client to be told.
-        with contextlib.suppress(Exception):
+        try:
             self.draft = self.gateway.conversations.draft(self.begun)
+        except Exception as error:
+            # It is tried again where the turn is kept, with a client to be told.
+            _log.warning("a turn could not be drafted, because of a fault at %s", place_of(error))
 
     async def start(self, status: int, content_type: bytes, length: int | None = None) -> None:
         """Send the answer's head. From here on an error can only be an event of the stream."""
@@ -128,8 +134,8 @@ class ServedTurn:
             (b"x-request-id", self.request_id.encode()),
             (b"x-stillframe-policy", (self.policy or self.gateway.policies.default).name.encode()),
         ]
-        if (ratio := self.reuse_ratio) is not None and self.gateway.engine.info().reuses_images:
-            found.append((REUSE_HEADER.encode(), f"position_independent; ratio={ratio:g}".encode()))
+        if (reuse := self.reuse) is not None and (info := self.gateway.engine.info()).reuses_images:
+            found.append((REUSE_HEADER.encode(), told_reuse(reuse, info).encode()))
         if self.not_available:
             found.append((b"x-stillframe-not-available", ", ".join(self.not_available[:8]).encode()))
         return found if self.begun is None else found + plan_headers(self.begun)

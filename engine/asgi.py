@@ -105,7 +105,7 @@ class _Exchange:
             await self._news.wait()
 
     def _ended(self) -> bool:
-        return self.task is not None and self.task.done()
+        return self.task is None or self.task.done()
 
     def _failure(self) -> BaseException | None:
         return None if self.task is None or self.task.cancelled() else self.task.exception()
@@ -126,6 +126,8 @@ class _Exchange:
             await asyncio.wait((task,), timeout=grace_seconds)
         if task.done():
             self._failure()  # marks the exception as seen: nobody is left to whom it could matter
+            # An exception holds the frames that it came through, and these hold us with the request's body.
+            self.task = None
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 from context.errors import EngineProtocolError
 from context.frozen import frozen
 from context.images.base import ImageRef
+from context.reuse import Reuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,8 @@ class ChatRequest:
     `body` is OpenAI's chat completion body in which every image part is an `EngineImage`. `cache_salt` keeps
     tenants apart in the prefix cache. `affinity` names the conversation, for the choice among several upstreams.
     `authorization` is the client's own header value, for upstreams that are configured without a key.
-    `max_image_bytes` bounds the image data, as data URLs, that may be in memory to be sent at once. `reuse_ratio`
-    allows approximate KV of images and says what share of each one's tokens is computed all the same; None: exact KV
-    alone. An engine that has no such KV computes everything.
+    `max_image_bytes` bounds the image data, as data URLs, that may be in memory to be sent at once. `reuse` allows
+    approximate KV of images; None: exact KV alone. An engine that has no such KV computes everything.
     """
 
     request_id: str
@@ -53,7 +53,7 @@ class ChatRequest:
     affinity: str = ""
     authorization: str | None = None
     max_image_bytes: int = 128 * 1024 * 1024
-    reuse_ratio: float | None = None
+    reuse: Reuse | None = None
 
 
 @dataclass(slots=True)
@@ -191,7 +191,40 @@ class ImagePoolState:
     writing: int = 0
 
 
-EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared | EncoderEvent | ImageReuse | ImagePoolState
+@dataclass(frozen=True, slots=True)
+class BlockTierState:
+    """The tiers below the engine's prefix cache now; counts of what happened are since the engine's start.
+
+    `requests` are known to them, `busy_blocks` are on their way from or to somewhere and cannot leave memory. Blocks in
+    memory by what they hold, `block_bytes` each. `stored` blocks came, `loaded` were read back by the engine
+    from there, `evicted` went for room, `dropped` found none or came too fast. Of the files, `refused` were damaged or
+    not ours, and `faults` are refusals of the disk, after one of which `writing` is 0.
+    """
+
+    requests: int = 0
+    busy_blocks: int = 0
+    block_bytes: int = 0
+    text_blocks: int = 0
+    image_blocks: int = 0
+    mixed_blocks: int = 0
+    memory_stored: int = 0
+    memory_loaded: int = 0
+    memory_evicted: int = 0
+    memory_dropped: int = 0
+    file_blocks: int = 0
+    file_bytes: int = 0
+    file_stored: int = 0
+    file_loaded: int = 0
+    file_evicted: int = 0
+    file_dropped: int = 0
+    file_refused: int = 0
+    file_faults: int = 0
+    writing: int = 0
+
+
+EngineEvent = (
+    BlockStored | BlockRemoved | AllBlocksCleared | EncoderEvent | ImageReuse | ImagePoolState | BlockTierState
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +245,7 @@ class EngineInfo:
     in one KV block. `max_aspect_ratio`: long side over short side of an image that the model takes. `caches_prefix`: it
     keeps a prefix cache. `reports_read`: its usage says what was read from it. `asked_answers`: a
     chat's answer, whole, that each upstream was asked for at the start; empty where none was. `reuses_images`: it keeps
-    images' KV for approximate reuse.
+    images' KV for approximate reuse. `has_layer_profile`: it knows how much each layer of its model needs computed.
     """
 
     kind: Literal["vllm", "remote", "fake"]
@@ -226,6 +259,7 @@ class EngineInfo:
     reports_read: bool | None = None
     asked_answers: tuple[Mapping[str, Any], ...] = ()
     reuses_images: bool = False
+    has_layer_profile: bool = False
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
 
 

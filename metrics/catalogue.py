@@ -253,6 +253,29 @@ _ENTRIES = (
         {"tier": "memory, files"},
     ),
     Entry(
+        "stillframe_block_tier_bytes",
+        "gauge",
+        "Blocks below the engine's prefix cache, in bytes: in memory, and in files.",
+        "`memory` at its bound beside a rise of `evicted`: raise `memory_gib` of `engine.vllm.block_tiers`.",
+        {"tier": "memory, files"},
+    ),
+    Entry(
+        "stillframe_block_tier_memory_blocks",
+        "gauge",
+        "Blocks in the memory tier, by what they hold.",
+        "What fills the tier.",
+        {"modality": ", ".join(BLOCKS)},
+    ),
+    Entry(
+        "stillframe_block_tier_blocks",
+        "counter",
+        "Blocks that came to a tier, that requests read back from it, that left it for others, that were not taken "
+        "(all was in use, or the disk was too slow), and whose file was damaged or not ours.",
+        "`loaded` beside `evicted` says whether the tier is large enough; `dropped` of files: a slow disk; `refused`: "
+        "a failing one.",
+        {"tier": "memory, files", "event": "stored, loaded, evicted, dropped, refused"},
+    ),
+    Entry(
         "stillframe_first_byte_seconds",
         "histogram",
         "From a request's first byte to the first byte of its answer, in seconds.",

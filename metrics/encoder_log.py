@@ -1,4 +1,4 @@
-"""What the encoder cache and the pool of images' KV did, from the engine's event stream."""
+"""What the encoder cache, the pool of images' KV and the tiers for blocks did, from the engine's event stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.base import EncoderEvent, Engine, ImagePoolState, ImageReuse
+from engine.base import BlockTierState, EncoderEvent, Engine, ImagePoolState, ImageReuse
 from metrics.prometheus import GatewayMetrics
 
 
@@ -49,6 +49,8 @@ class EncoderLog:
                         self._metrics.count_reuse(event)
                     elif isinstance(event, ImagePoolState):
                         self._metrics.show_pool(event)
+                    elif isinstance(event, BlockTierState):
+                        self._metrics.show_tiers(event)
 
     def of_image(self, uuid: str) -> ImageCounts:
         """What the encoder did for an image since the gateway started, as far as that is remembered."""

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from context.images.stats import ImageStats
-from engine.base import ImagePoolState, ImageReuse
+from engine.base import BlockTierState, ImagePoolState, ImageReuse
 from metrics.catalogue import ANSWERS, BLOCKS, CATALOGUE, CHECKS, HEALED, MODALITIES, USERS
 from metrics.kv_mirror import MirrorCounts
 from metrics.records.record import Outcome, TurnRecord
@@ -19,6 +19,12 @@ from metrics.usage import Usage
 
 # Set before prometheus_client is imported, it makes the worker processes share their figures through files.
 WORKERS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_TIER_EVENTS = tuple(
+    (tier, event, f"{field}_{event}")
+    for tier, field in (("memory", "memory"), ("files", "file"))
+    for event in ("stored", "loaded", "evicted", "dropped", "refused")
+    if (tier, event) != ("memory", "refused")
+)
 
 
 class GatewayMetrics:
@@ -65,6 +71,10 @@ class GatewayMetrics:
         self._pool_tokens = self._counter("stillframe_image_pool_tokens")
         self._pool_bytes = self._gauge("stillframe_image_pool_bytes", "livemax")
         self._pool_entries = self._gauge("stillframe_image_pool_entries", "livemax")
+        self._tier_bytes = self._gauge("stillframe_block_tier_bytes", "livemax")
+        self._tier_blocks = self._gauge("stillframe_block_tier_memory_blocks", "livemax")
+        self._tier_events = self._counter("stillframe_block_tier_blocks")
+        self._tiers = BlockTierState()
         self.first_byte_seconds = self._histogram("stillframe_first_byte_seconds")
         self.total_seconds = self._histogram("stillframe_total_seconds")
         self.loop_lag = self._histogram("stillframe_event_loop_lag_seconds")
@@ -148,6 +158,19 @@ class GatewayMetrics:
         self._pool_bytes.labels("files").set(pool.file_bytes)
         self._pool_entries.labels("memory").set(pool.memory_entries)
         self._pool_entries.labels("files").set(pool.file_entries)
+
+    def show_tiers(self, tiers: BlockTierState) -> None:
+        """Show what the tiers below the prefix cache hold now, and count what happened since they were last shown."""
+        in_memory = {"text": tiers.text_blocks, "image": tiers.image_blocks, "mixed": tiers.mixed_blocks}
+        for modality, blocks in in_memory.items():
+            self._tier_blocks.labels(modality).set(blocks)
+        self._tier_bytes.labels("memory").set(sum(in_memory.values()) * tiers.block_bytes)
+        self._tier_bytes.labels("files").set(tiers.file_bytes)
+        before, self._tiers = self._tiers, tiers
+        for tier, event, field in _TIER_EVENTS:
+            now, last = int(getattr(tiers, field)), int(getattr(before, field))
+            # An engine that was started again counts from the beginning.
+            self._tier_events.labels(tier, event).inc(now - last if now >= last else now)
 
     def count_healed(self, words: Iterable[str]) -> None:
         """Count differences that were undone, each by its word (`context/plan.py::Healed`)."""

@@ -79,7 +79,7 @@ class LedgerStats:
 class Ledger:
     """Turns by tenant. Made by `open`; called from one event loop. Nothing but `open` raises.
 
-    Of two turns with the same transcript the newer one is found.
+    Of two turns with the same transcript the one that was drafted later is found.
     """
 
     def __init__(self, limits: LedgerLimits, file: StoreFile, feed: Feed, clock: Callable[[], float]) -> None:
@@ -150,7 +150,7 @@ class Ledger:
         return found and found.turn
 
     async def latest(self, tenant: str, conversation: str) -> Turn | None:
-        """The newest turn of a conversation."""
+        """The turn of a conversation that was drafted last."""
         stored = self._file.ask(lambda store: store.newest(tenant, conversation))
         known = self._memory.newest(tenant, conversation)
         newest = max((id for id in (stored, known) if id is not None), default=None)

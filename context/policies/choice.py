@@ -18,6 +18,7 @@ from context.policies.base import Policy, Rules, Shaped, View
 from context.policies.document import DOCUMENTS, PRESETS, AnyDocument, Match, ReusePart
 from context.policies.quotas import Quotas
 from context.policies.reading import MAX_BYTES, Fault, PolicyFileError, read_document, tuples
+from context.reuse import Reuse
 
 POLICY_HEADER = "x-stillframe-policy"
 # What an engine's model is called is shorter; a pattern is not tried on a client's megabyte.
@@ -56,10 +57,10 @@ class LoadedPolicy:
         return match.max_distance if isinstance(match, Match) and match.reencoded_images == "slot" else None
 
     @property
-    def reuse_ratio(self) -> float | None:
-        """The share of each image's tokens that is computed where its KV is kept; None for exact KV alone."""
-        reuse = getattr(self.document, "reuse", None)
-        return reuse.ratio if isinstance(reuse, ReusePart) and reuse.ratio < 1 else None
+    def reuse(self) -> Reuse | None:
+        """What it allows of approximate KV of images; None for exact KV alone."""
+        part = getattr(self.document, "reuse", None)
+        return part.allowed() if isinstance(part, ReusePart) and part.allowed().approximate else None
 
     def shape(self, view: View) -> Shaped:
         """As `Policy.shape`."""
@@ -174,7 +175,9 @@ class Policies:
         self.header_names = tuple(self._by_header)
         every = (default, *(policy for _, policy in rules), *self._by_header.values())
         # Those that want approximate KV of images.
-        self.reusing = tuple(dict.fromkeys(policy.name for policy in every if policy.reuse_ratio is not None))
+        self.reusing = tuple(dict.fromkeys(policy.name for policy in every if policy.reuse is not None))
+        # And by layer.
+        self.profiled = tuple(dict.fromkeys(policy.name for policy in every if policy.reuse and policy.reuse.profile))
 
     @classmethod
     def load(cls, default: str, rules: Sequence[PolicyRule] = (), headers: Sequence[str] = ()) -> Policies:

@@ -22,6 +22,7 @@ from context.policies.quotas import Quotas
 from context.policies.reference import Reference
 from context.policies.sliding import Sliding
 from context.policies.summary import INSTRUCTION, Summary, SummaryUnit
+from context.reuse import Reuse
 
 PRESETS = ("observe", "stable", "sliding", "batched", "reference", "summary")
 MAX_PATTERNS = 16
@@ -111,6 +112,13 @@ class ReusePart(Part):
     ratio: float = Field(
         ge=0, le=1, description="the share of each image's tokens that is computed all the same; 1: all, exactly"
     )
+    profile: bool = Field(
+        default=False, description="the ratio is a mean: each layer's own is of engine.vllm.image_kv.profile"
+    )
+
+    def allowed(self) -> Reuse:
+        """As it goes with a request."""
+        return Reuse(self.ratio, self.profile)
 
 
 class QuotaPart(Part):

@@ -17,7 +17,7 @@ _BUSY_SECONDS = 5.0
 
 
 class TurnReader:
-    """Turns of a ledger's file. Used by one thread; `close` it. Turns that are added meanwhile are read too.
+    """Turns of a ledger's file. Used by one thread; `close` it. Turns that begin meanwhile are read too.
 
     Raises:
         ConfigError: there is no such file, or it is no ledger's.

@@ -9,6 +9,7 @@ Source: VLCache (arXiv 2512.12977), section on ratios by layer.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -123,6 +124,24 @@ def _best_move(table: Sequence[Sequence[float]], steps: Sequence[int], left: int
         if best is None or gain / count > best[0] + 1e-15:
             best = (gain / count, first, last)
     return None if best is None else (best[1], best[2])
+
+
+def weights_sha256(folder: Path) -> str:
+    """SHA-256 of a checkpoint's weights in hex; of several files over the digests of each, in their names' order.
+
+    Raises:
+        ConfigError: there are none, or they cannot be read.
+    """
+    digests: list[str] = []
+    try:
+        for path in sorted(folder.glob("*.safetensors")):
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise ConfigError(str(folder), "", f"its weights cannot be read ({error.strerror})") from error
+    if not digests:
+        raise ConfigError(str(folder), "", "has no weights as safetensors, by which a profile knows its model")
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def write_profile(file: Path, profile: ReuseProfile) -> None:

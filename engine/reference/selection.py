@@ -28,6 +28,7 @@ from torch import Tensor
 from engine.reference.qwen2_5_vl import Shape
 from engine.reference.reuse import SecondLayer
 from engine.vllm.image_kv.jumps import jump_over
+from engine.vllm.image_kv.layers import spread
 
 
 @dataclass(frozen=True)
@@ -111,20 +112,10 @@ def by_layer(layout: Layout, ratio: float, ratios: Sequence[float]) -> list[Tens
         ratios: of each layer, not rising, with a mean of at most `ratio`.
     """
     counts = [
-        _spread([share * (end - first) for share in ratios], count * len(ratios), end - first)
+        spread([share * (end - first) for share in ratios], count * len(ratios), end - first)
         for (first, end), count in zip(layout.images, layout.computed(ratio), strict=True)
     ]
     return [layout.rows([torch.arange(layer) for layer in layers]) for layers in zip(*counts, strict=True)]
-
-
-def _spread(wanted: Sequence[float], total: int, most: int) -> list[int]:
-    """Whole numbers that do not rise, near to those wanted, with a given sum."""
-    # A product that should be whole may be a little less.
-    counts = [int(share + 1e-6) for share in wanted]
-    while sum(counts) < total:
-        open_to = [at for at in range(len(counts)) if counts[at] < (counts[at - 1] if at else most)]
-        counts[max(open_to, key=lambda at: wanted[at] - counts[at])] += 1
-    return counts
 
 
 @dataclass(frozen=True, slots=True)

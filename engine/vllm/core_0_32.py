@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import vllm
+from torch import Tensor
+from vllm import _custom_ops, envs
 from vllm.config import KVTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -27,17 +31,20 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
+from vllm.multimodal.utils import strip_covered_mm_data
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_coordinator
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, get_block_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.stats import PrefillStats
@@ -62,7 +69,10 @@ __all__ = [
     "RotaryEmbedding",
     "Scheduler",
     "SupportsHMA",
+    "attention_as",
+    "attention_of",
     "check",
+    "check_narrowing",
     "check_pool",
     "count_loaded",
     "get_block_hash",
@@ -71,10 +81,13 @@ __all__ = [
     "is_full_attention",
     "kv_cache_coordinator",
     "model_folder",
+    "narrowed",
     "own_config",
+    "parts_of",
     "rank",
     "rope_table",
     "rotary_embeddings",
+    "without_pixels",
 ]
 
 ENGINE = f"vllm {vllm.__version__}"
@@ -86,13 +99,44 @@ _NEEDED: dict[str, tuple[Any, dict[str, tuple[str, ...]]]] = {
         {
             "schedule": ("throttle_prefills",),
             "_get_local_prefix_cache_hit": ("request",),
-            "_try_schedule_encoder_inputs": ("request", "num_computed_tokens", "num_new_tokens"),
+            "_try_schedule_encoder_inputs": (
+                "request",
+                "num_computed_tokens",
+                "num_new_tokens",
+                "encoder_compute_budget",
+            ),
             "_preempt_request": ("request",),
             "_free_request": ("request",),
             "reset_prefix_cache": (),
         },
     ),
-    "SchedulerOutput": (SchedulerOutput, {"__init__": ("has_sync_kv_loads",)}),
+    "SchedulerOutput": (
+        SchedulerOutput,
+        {
+            "__init__": (
+                "has_sync_kv_loads",
+                "scheduled_new_reqs",
+                "num_scheduled_tokens",
+                "total_num_scheduled_tokens",
+                "finished_req_ids",
+            )
+        },
+    ),
+    "NewRequestData": (
+        NewRequestData,
+        {
+            "__init__": (
+                "req_id",
+                "prompt_token_ids",
+                "mm_features",
+                "sampling_params",
+                "pooling_params",
+                "block_ids",
+                "num_computed_tokens",
+                "lora_request",
+            )
+        },
+    ),
     "Request": (Request, {"__init__": ("block_hasher", "cache_salt", "mm_features"), "update_block_hashes": ()}),
     "KVTransferConfig": (KVTransferConfig, {"kv_connector_module_path": (), "get_from_extra_config": ("key",)}),
     "KVConnectorBase_V1": (
@@ -152,6 +196,40 @@ _POOL_NEEDED: dict[str, tuple[Any, dict[str, tuple[str, ...]]]] = {
     ),
 }
 
+# All that vLLM's attention on a CPU is told of a batch, and what it wants for its own planning.
+_CPU_ATTENTION = {
+    "num_actual_tokens",
+    "max_query_len",
+    "query_start_loc",
+    "max_seq_len",
+    "seq_lens",
+    "block_table",
+    "slot_mapping",
+    "scheduler_metadata",
+    "causal",
+    "dynamic_causal",
+    "use_sdpa_prefill",
+    "num_decode_tokens",
+    "sdpa_attn_masks",
+    "sdpa_start_loc",
+    "encoder_cache",
+}
+_CPU_SCHEDULING = {
+    "num_reqs",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "seq_lens",
+    "dtype",
+    "query_start_loc",
+    "causal",
+    "sliding_window_size",
+    "isa",
+    "enable_kv_split",
+    "dynamic_causal",
+    "kv_cache_dtype",
+}
+
 _ONE_TABLE = (RotaryEmbedding, MRotaryEmbedding, YaRNScalingRotaryEmbedding, Llama3RotaryEmbedding)
 _PARTS = ("cos_sin_cache", "rotary_dim", "head_size", "is_neox_style", "forward_native")
 _PROBED_TOKENS = 8
@@ -182,6 +260,89 @@ def check_pool() -> None:
     if moved:
         reason = f"vLLM is not as this release of Stillframe knows it: {', '.join(moved)}"
         raise ConfigError("environment", "", f"{reason}. Install the pinned requirements, or set eviction to lru.")
+
+
+def check_narrowing() -> None:
+    """Say what of vLLM's attention on a CPU is not as layers that drop rows expect.
+
+    Raises:
+        ConfigError: a name or a parameter moved; names all of them.
+    """
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
+
+    known = {field.name for field in dataclasses.fields(CPUAttentionMetadata)}
+    moved = [f"CPUAttentionMetadata.{name}" for name in sorted(known ^ _CPU_ATTENTION)]
+    scheduling = inspect.signature(_custom_ops.cpu_attn_get_scheduler_metadata).parameters
+    moved += [f"cpu_attn_get_scheduler_metadata({name})" for name in scheduling if name not in _CPU_SCHEDULING]
+    if moved:
+        reason = f"vLLM is not as this release of Stillframe knows it: {', '.join(moved)}"
+        raise ConfigError("environment", "", f"{reason}. Install the pinned requirements, or remove profile.")
+
+
+def attention_of(layer: Any) -> tuple[Any, Tensor]:
+    """What an attention layer is told of the forward pass that runs: its metadata, and the slots of all rows."""
+    context = get_forward_context()
+    metadata, slots = cast("Any", context.attn_metadata), cast("Any", context.slot_mapping)
+    return metadata[layer.layer_name], slots[layer.layer_name]
+
+
+@contextmanager
+def attention_as(layer: Any, metadata: Any, slots: Tensor) -> Generator[None]:
+    """Within it an attention layer is told this."""
+    context, name = get_forward_context(), layer.layer_name
+    told, place = cast("Any", context.attn_metadata), cast("Any", context.slot_mapping)
+    before = told[name], place[name]
+    told[name], place[name] = metadata, slots
+    try:
+        yield
+    finally:
+        told[name], place[name] = before
+
+
+def narrowed(layer: Any, metadata: Any, slots: Tensor, dropped: Sequence[int]) -> Any:
+    """Attention's metadata on a CPU without the last rows of some requests.
+
+    As `CPUAttentionMetadataBuilder.build` makes it. Requests without a row are left out.
+
+    Args:
+        layer: vLLM's attention layer.
+        metadata: with all rows.
+        slots: of the rows that are left.
+        dropped: for each request how many of its rows are not.
+    """
+    gone = torch.tensor(dropped, dtype=metadata.seq_lens.dtype)
+    requests = len(dropped)
+    counts = metadata.query_start_loc[1 : requests + 1] - metadata.query_start_loc[:requests] - gone
+    stays = counts > 0
+    starts = torch.cat((counts.new_zeros(1), counts[stays].cumsum(0, dtype=counts.dtype)))
+    lengths = (metadata.seq_lens[:requests] - gone)[stays]
+    if not len(lengths):
+        return None
+    scheduling = _custom_ops.cpu_attn_get_scheduler_metadata(
+        num_reqs=len(lengths),
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_dim=layer.head_size,
+        seq_lens=lengths,
+        dtype=layer.kv_cache.dtype,
+        query_start_loc=starts,
+        causal=metadata.causal,
+        sliding_window_size=layer.impl.sliding_window,
+        isa=layer.isa,
+        enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
+        kv_cache_dtype=layer.kv_cache_dtype,
+    )
+    return dataclasses.replace(
+        metadata,
+        num_actual_tokens=len(slots),
+        max_query_len=int(counts.max()),
+        query_start_loc=starts,
+        max_seq_len=int(lengths.max()),
+        seq_lens=lengths,
+        block_table=metadata.block_table[:requests][stays],
+        slot_mapping=slots,
+        scheduler_metadata=scheduling,
+    )
 
 
 def moved_of(owner: Any, needed: dict[str, tuple[str, ...]]) -> list[str]:
@@ -227,6 +388,41 @@ def count_loaded(request: Any, tokens: int) -> None:
 def is_full_attention(spec: Any) -> bool:
     """Whether a group's layers attend to all tokens before each."""
     return type(spec) is FullAttentionSpec and not (spec.sliding_window or spec.attention_chunk_size or spec.non_causal)
+
+
+def without_pixels(features: Sequence[Any], uses_mrope: bool) -> list[Any]:
+    """Images as a worker takes them that never runs its vision encoder on them: where they stand, and their grids."""
+    return strip_covered_mm_data(list(features), sys.maxsize, uses_mrope=uses_mrope)
+
+
+def parts_of(request: Any, places: Mapping[str, tuple[int, int]], blocks: Sequence[int], uses_mrope: bool) -> list[Any]:
+    """Stretches of a request's prompt as requests of their own, for a worker: it computes them beside each other.
+
+    Each layer writes the keys and values of all rows of a step before it reads any, so that a stretch reads those of
+    the stretches before it. They end before their prompt does, so that the worker gives no token for them.
+
+    Args:
+        request: vLLM's.
+        places: each stretch's first token and one behind its last, by the name that it goes by.
+        blocks: of the request.
+        uses_mrope: whether the worker needs the images' grids for the positions.
+    """
+    features = without_pixels(request.mm_features, uses_mrope)
+    # Shared, they cross to the worker once.
+    tokens, block_ids, sampling = request.prompt_token_ids, (list(blocks),), SamplingParams(temperature=0, max_tokens=1)
+    return [
+        NewRequestData(
+            req_id=name,
+            prompt_token_ids=tokens,
+            mm_features=features,
+            sampling_params=sampling,
+            pooling_params=None,
+            block_ids=block_ids,
+            num_computed_tokens=start,
+            lora_request=None,
+        )
+        for name, (start, _) in places.items()
+    ]
 
 
 def model_folder(model: Any) -> Path:

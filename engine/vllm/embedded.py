@@ -32,7 +32,7 @@ from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, Even
 from engine.events import EventHub
 from engine.images import Holdings, open_chat
 from engine.vllm.environment import set_environment
-from engine.vllm.features import feature_options, prepare, reuse_parameters, set_feature_environment
+from engine.vllm.features import ATTACH, feature_options, prepare, reuse_parameters, set_feature_environment
 from engine.vllm.options import VllmSettings, arguments, by_long_name, parse
 from engine.vllm.telemetry import Telemetry
 
@@ -60,6 +60,7 @@ class VllmEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._others: frozenset[Any] = frozenset()
         self._restarts = 0
+        self._has_connector = False
 
     async def start(self) -> None:
         if self._running is not None:
@@ -106,8 +107,8 @@ class VllmEngine:
             return call(self._app, "POST", "/v1/chat/completions", headers=headers, body=body)
 
         holdings = self._holdings
-        if request.reuse_ratio is not None and self._info.reuses_images:
-            request = replace(request, body={**request.body, **reuse_parameters(request.reuse_ratio)})
+        if request.reuse is not None and self._info.reuses_images:
+            request = replace(request, body={**request.body, **reuse_parameters(request.reuse)})
         async with open_chat(request, accepts_uuid=True, holdings=holdings, send=send, names_request=True) as reply:
             if reply.status >= 500:
                 self._require_ready()
@@ -121,20 +122,30 @@ class VllmEngine:
         async with call(self._app, method, path, headers=headers, body=body) as reply:
             yield reply
 
+    async def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache alone: images stay, and what is kept of their KV.
+
+        Raises:
+            EngineUnavailable: the engine is not ready, or works on a request.
+        """
+        await self._reset_prefixes(with_images=False)
+
     async def reset_caches(self) -> None:
-        self._require_ready()
-        # The core frees a finished request's blocks one step after its last token left, and refuses until then.
-        for _ in range(_RESET_TRIES):
-            # The pool of images' KV is the connector's.
-            if await self._client.reset_prefix_cache(reset_connector=self._info.reuses_images):
-                break
-            await asyncio.sleep(0.02)
-        else:
-            raise EngineUnavailable("The prefix cache cannot be emptied while requests are running.")
+        # The pool of images' KV is the connector's, and tiers for blocks are.
+        await self._reset_prefixes(with_images=self._has_connector)
         await self._client.reset_mm_cache()
         # Not before: a chat in between would be believed, and its images dropped after it.
         self._holdings.clear()
         await self._client.reset_encoder_cache()
+
+    async def _reset_prefixes(self, *, with_images: bool) -> None:
+        self._require_ready()
+        # The core frees a finished request's blocks one step after its last token left, and refuses until then.
+        for _ in range(_RESET_TRIES):
+            if await self._client.reset_prefix_cache(reset_connector=with_images):
+                return
+            await asyncio.sleep(0.02)
+        raise EngineUnavailable("The prefix cache cannot be emptied while requests are running.")
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[EventBatch]]:
         return self._hub.listen()
@@ -178,8 +189,11 @@ class VllmEngine:
                 },
             )
         )
+        self._has_connector = "kv-transfer-config" in features
         client, config = await in_daemon_thread(lambda: _build_engine(args))
         stack.push_async_callback(asyncio.to_thread, self._shut_down, client)
+        if "worker-extension-cls" in features:
+            await client.collective_rpc(ATTACH)
         await client.reset_mm_cache()
         tasks = await client.get_supported_tasks()
         app = v0_32.build_app(args, tasks, client.model_config)
@@ -197,7 +211,8 @@ class VllmEngine:
             max_images_per_prompt=_image_limit(config),
             max_aspect_ratio=_aspect_limit(config),
             caches_prefix=bool(config.cache_config.enable_prefix_caching),
-            reuses_images="kv-transfer-config" in features,
+            reuses_images="ec-transfer-config" in features,
+            has_layer_profile="worker-extension-cls" in features,
             # `options.arguments` asks for it always.
             reports_read=True,
         )

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from context.errors import ConfigError
+from context.reuse import Reuse
+from engine.vllm.block_tiers import settings as block_tiers
 from engine.vllm.image_kv.prompt_images import MODE, OPT_IN
 from engine.vllm.image_kv.settings import SETTING, ImageKvSettings
 
 # Settings of ours that stand among vLLM's options.
-OWN = ("image-kv", "eviction")
+OWN = ("image-kv", "block-tiers", "eviction")
 _IMAGE_KV_SETS = ("kv-transfer-config", "ec-transfer-config")
+# Of `image_kv/extension.py`, which is not imported here: it needs vLLM.
+_EXTENSION, ATTACH = "engine.vllm.image_kv.extension.LayerAccess", "stillframe_attach"
 
 
 def image_kv_of(options: Mapping[str, Any]) -> ImageKvSettings | None:
@@ -25,9 +29,29 @@ def image_kv_of(options: Mapping[str, Any]) -> ImageKvSettings | None:
     if given is None:
         return None
     settings = ImageKvSettings.of(given)
-    for name in (*_IMAGE_KV_SETS, "scheduler-cls"):
+    for name in (*_IMAGE_KV_SETS, "scheduler-cls", *(("worker-extension-cls",) if settings.profile else ())):
         if name in options:
             reason = f"is set by Stillframe itself where {SETTING} is; remove one of both"
+            raise ConfigError("settings", f"engine.vllm.{name}", reason)
+    return settings
+
+
+def block_tiers_of(options: Mapping[str, Any]) -> block_tiers.BlockTierSettings | None:
+    """The tiers below the prefix cache, as they are set; None where there are none.
+
+    Raises:
+        ConfigError: a value is none that can be set, or an option is set that the tiers need for themselves.
+    """
+    given = options.get("block-tiers")
+    if given is None:
+        return None
+    settings = block_tiers.BlockTierSettings.of(given)
+    if options.get("image-kv") is not None:
+        reason = f"cannot be used beside {SETTING}: vLLM takes one of both as its connector; remove one"
+        raise ConfigError("settings", block_tiers.SETTING, reason)
+    for name in ("kv-transfer-config", "scheduler-cls"):
+        if name in options:
+            reason = f"is set by Stillframe itself where {block_tiers.SETTING} is; remove one of both"
             raise ConfigError("settings", f"engine.vllm.{name}", reason)
     return settings
 
@@ -71,6 +95,11 @@ def feature_options(options: Mapping[str, Any], image_endpoint: str) -> dict[str
             "ec_connector_module_path": "engine.vllm.image_kv.encoder",
             "ec_role": "ec_consumer",
         }
+        if image_kv.profile:
+            made["worker-extension-cls"] = _EXTENSION
+    if (tiers := block_tiers_of(options)) is not None:
+        ours["block_tiers"] = tiers.values()
+        made["kv-transfer-config"] = tiers.transfer(image_endpoint)
     if (eviction := eviction_of(options)) != "lru":
         ours["blocks"] = {"eviction": eviction}
     if not ours:
@@ -86,9 +115,9 @@ def feature_options(options: Mapping[str, Any], image_endpoint: str) -> dict[str
     }
 
 
-def reuse_parameters(ratio: float) -> dict[str, Any]:
+def reuse_parameters(reuse: Reuse) -> dict[str, Any]:
     """What a chat body says so that its images' KV may be used again: see `image_kv/prompt_images.py::wanted_ratio`."""
-    return {"kv_transfer_params": {OPT_IN: {"mode": MODE, "ratio": ratio}}}
+    return {"kv_transfer_params": {OPT_IN: {"mode": MODE, "ratio": reuse.ratio, "profile": reuse.profile}}}
 
 
 def set_feature_environment(options: Mapping[str, Any]) -> None:
@@ -108,16 +137,23 @@ def prepare(config: Any, args: Any) -> None:
     Raises:
         ConfigError: the model or an option stands against it; says why.
     """
+    from engine.vllm.block_tiers import checks
     from engine.vllm.image_kv import families
 
     ours = cast("Mapping[str, Any]", config.additional_config or {}).get("stillframe", {})
     if ours and config.scheduler_config.async_scheduling:
         config.scheduler_config.scheduler_cls = "engine.vllm.scheduler.AsyncStillframeScheduler"
-    if "image_kv" not in ours:
+    if "image_kv" in ours:
+        families.check(config)
+        own = ImageKvSettings.of({key: value for key, value in ours["image_kv"].items() if key != "endpoint"})
+        if own.profile_file is not None:
+            families.check_profile(config, own.profile_file)
+    elif "block_tiers" in ours:
+        checks.check(config, block_tiers.BlockTierSettings.of(ours["block_tiers"]))
+    else:
         return
-    families.check(config)
     # vLLM takes an engine with connectors for one whose images come from other engines, and would take embeddings for
     # images from whoever sends a request.
-    multimodal = config.model_config.multimodal_config
-    multimodal.enable_mm_embeds = bool(args.enable_mm_embeds)
-    multimodal.allow_missing_mm_embeddings = False
+    if (multimodal := config.model_config.multimodal_config) is not None:
+        multimodal.enable_mm_embeds = bool(args.enable_mm_embeds)
+        multimodal.allow_missing_mm_embeddings = False

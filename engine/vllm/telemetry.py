@@ -27,6 +27,7 @@ _HIGH_WATER = 100_000
 _REPLAY_SECONDS = 2.0
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _ON_DEVICE = (None, "GPU")
+_IMAGE_EVENTS = {"request": base.ImageReuse, "pool": base.ImagePoolState, "tiers": base.BlockTierState}
 _FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention", "unknown")
 
 
@@ -118,7 +119,7 @@ class Telemetry:
 def _decoded(parts: list[bytes], decode: Callable[[list[bytes]], base.EventBatch]) -> base.EventBatch | None:
     try:
         return decode(parts)
-    except (msgspec.MsgspecError, ValueError, TypeError, IndexError):
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError):
         _log.warning("the engine sent an event that could not be read; it shows as a gap")
         return None
 
@@ -131,9 +132,9 @@ def read_encoder_message(parts: list[bytes]) -> base.EventBatch:
 
 
 def read_image_message(parts: list[bytes]) -> base.EventBatch:
-    """One message of `image_kv.reporting.Reporter`."""
+    """One message of `image_kv.reporting.Reporter`, or of that of `block_tiers`."""
     sequence, seconds, kind, values = msgspec.msgpack.decode(parts[0])
-    event = base.ImageReuse(*values) if kind == "request" else base.ImagePoolState(*values)
+    event = _IMAGE_EVENTS[kind](*values)
     return base.EventBatch("images", sequence, seconds, (event,))
 
 

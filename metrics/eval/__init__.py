@@ -6,6 +6,7 @@
     variants.py   what each method takes and computes
     answers.py    one question under all variants: how far the logits and the answer move
     timing.py     times to the first token
+    on_engine.py, engine_rows.py  the same on the embedded engine
     run.py        all of it, from options to rows
     rows.py       outcomes to rows, with intervals by question
     findings.py   what the rows say of the methods
@@ -14,6 +15,6 @@
     report.py     tables and JSON
     plot.py       the picture
 
-It runs on the plain PyTorch model (`engine/reference/`), where any row can be computed. Methods and what an equal
-budget is: docs/adr/0016-reuse-evaluation.md. What the figures mean: docs/eval.md.
+It runs on the plain PyTorch model (`engine/reference/`), where any row can be computed, and where asked on the engine,
+too. Methods and what an equal budget is: docs/adr/0016-reuse-evaluation.md. What the figures mean: docs/eval.md.
 """

@@ -87,6 +87,22 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineOutcome:
+    """One question under one cell on the embedded engine; names as in `Outcome`, shares as the engine tells them.
+
+    `ttft_seconds` is from the request to the first token of the reply.
+    """
+
+    case: int
+    hop: Hop
+    right: bool
+    top1: bool
+    image_share: float
+    token_share: float
+    ttft_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Interval:
     """A mean over questions, and the middle 95 % of what other draws of questions would give."""
 
@@ -121,3 +137,26 @@ class Row:
     accuracy_multi_hop: Interval | None
     loss_single_hop: Interval | None
     loss_multi_hop: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """One cell over all questions on the embedded engine.
+
+    `ttft_seconds` is the median over the questions, `speedup` the median of full recompute's time over this one's.
+    `as_plain` is the share of questions that the plain model answers right where the engine does, and wrong where it
+    does not, under the same cell; None where it was not asked.
+    """
+
+    method: str
+    ratio: float | None
+    donor: str | None
+    questions: int
+    computed_image_share: float
+    computed_token_share: float
+    ttft_seconds: float
+    speedup: float
+    top1_agreement: float
+    accuracy_single_hop: Interval | None
+    accuracy_multi_hop: Interval | None
+    as_plain: float | None

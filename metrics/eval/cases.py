@@ -43,13 +43,15 @@ _OTHER_TEXT = (
 class Prompt:
     """A prompt up to where the reply begins.
 
-    `ids` [tokens]; `positions` [3, tokens]; `images` are the spans of its pictures and `pictures` their numbers.
+    `ids` [tokens]; `positions` [3, tokens]; `images` are the spans of its pictures and `pictures` their numbers. `chat`
+    is what it was made of, whole; None for a part of a prompt.
     """
 
     ids: Tensor
     positions: Tensor
     images: tuple[tuple[int, int], ...]
     pictures: tuple[int, ...]
+    chat: Chat | None = None
 
     def embedded(self, model: Model, features: Sequence[Tensor]) -> Tensor:
         """[tokens, hidden]. `features` are those of all pictures of the case, by number."""
@@ -119,6 +121,7 @@ def _prompt(encoder: Encoder, chat: Chat, pictures: tuple[int, ...], tokens: int
         torch.from_numpy(encoded.positions[:, :tokens]),
         tuple(encoded.images),
         pictures,
+        chat,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from metrics.eval import base
-from metrics.eval.base import Interval, Row
+from metrics.eval.base import EngineRow, Interval, Row
 
 # What cannot be drawn on a scale of powers.
 _LEAST_KL = 1e-6
@@ -31,8 +31,10 @@ _DONORS = {
 }
 
 
-def plot(rows: Sequence[Row], file: Path) -> None:
+def plot(rows: Sequence[Row], file: Path, engine_rows: Sequence[EngineRow] = ()) -> None:
     """For each donor that several methods were tried on three panels, and three that compare the donors under `head`.
+
+    The embedded engine's answers are crosses.
 
     Raises:
         OSError: the file cannot be written.
@@ -54,10 +56,13 @@ def plot(rows: Sequence[Row], file: Path) -> None:
             dashed = method.endswith(base.WITHIN)
             of = [row for row in rows if row.method == method and row.donor == donor]
             _draw(axes, of, method, _COLOURS[method], "--" if dashed else "-")
+            _cross(axes, [row for row in engine_rows if (row.method, row.donor) == (method, donor)], _COLOURS[method])
         _finish(axes, f"images from '{donor}'", full)
     for donor in dict.fromkeys(str(row.donor) for row in rows if row.method == base.HEAD):
         of = [row for row in rows if row.method == base.HEAD and row.donor == donor]
         _draw(panels[-1], of, donor, _DONORS.get(donor, "black"), "-")
+        crossed = [row for row in engine_rows if (row.method, row.donor) == (base.HEAD, donor)]
+        _cross(panels[-1], crossed, _DONORS.get(donor, "black"))
     _finish(panels[-1], "head, by donor", full)
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
@@ -75,6 +80,13 @@ def _draw(axes: Any, rows: Sequence[Row], label: str, colour: str, line: str) ->
             low, high = ([getattr(one, end) * 100 for _, one in drawn] for end in ("low", "high"))
             panel.fill_between([share for share, _ in drawn], low, high, color=colour, alpha=0.07, linewidth=0)
     axes[2].plot(shares, [max(row.reply_kl, _LEAST_KL) for row in rows], **style)
+
+
+def _cross(axes: Any, rows: Sequence[EngineRow], colour: str) -> None:
+    for panel, hop in zip(axes, ("single", "multi"), strict=False):
+        found = [(row.computed_image_share, getattr(row, f"accuracy_{hop}_hop")) for row in rows]
+        drawn = [(share, one.mean * 100) for share, one in found if one is not None]
+        panel.plot(*zip(*drawn, strict=True), "x", color=colour, markersize=7) if drawn else None
 
 
 def _finish(axes: Any, title: str, full: Row) -> None:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from engine.reference.profile import ReuseProfile
-from metrics.eval.base import Interval, Row
+from metrics.eval.base import EngineRow, Interval, Row
 from metrics.eval.findings import Comparison, Loss
 from metrics.eval.run import Result
 
@@ -19,6 +19,11 @@ _NOTE = (
     "time to the first token of the plain PyTorch model, batch 1, encoder warm. kl, mse: the first token against full "
     "recompute. match: tokens of the reply that are the same. single, multi: right answers in percent, with the middle "
     "95 % over draws of questions."
+)
+_ENGINE_NOTE = (
+    "In single precision, one request at a time, encoder warm. image, prompt: as the engine counts them; prefix in "
+    "whole blocks. first, speedup: medians over the questions, the whole way through the engine. as plain: share of "
+    "questions that are right or wrong as with the plain model."
 )
 
 
@@ -57,6 +62,39 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
+def engine_table(rows: Sequence[EngineRow]) -> Table:
+    """The embedded engine's answers, work and times, a line for each way."""
+    shown = Table(
+        title="The same on the embedded engine",
+        title_justify="left",
+        caption=_ENGINE_NOTE,
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    shown.add_column("method", no_wrap=True)
+    shown.add_column("donor", no_wrap=True)
+    for name in ("r", "image", "prompt", "first", "speedup", "top-1", "single", "multi", "as plain"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        last = following is None or (following.method, following.donor) != (row.method, row.donor)
+        shown.add_row(
+            row.method,
+            row.donor or "",
+            "" if row.ratio is None else f"{row.ratio:g}",
+            f"{row.computed_image_share:.3f}",
+            f"{row.computed_token_share:.3f}",
+            f"{row.ttft_seconds * 1000:.0f} ms",
+            f"{row.speedup:.2f}",
+            f"{row.top1_agreement:.3f}",
+            _percent(row.accuracy_single_hop),
+            _percent(row.accuracy_multi_hop),
+            "" if row.as_plain is None else f"{row.as_plain:.3f}",
+            end_section=last,
+        )
+    return shown
+
+
 def told(losses: Sequence[Loss], comparisons: Sequence[Comparison]) -> list[str]:
     """What the rows say, a sentence a line."""
     return [*map(_loss, losses), *map(_comparison, comparisons)]
@@ -87,6 +125,7 @@ def as_json(result: Result, about: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **about,
         "rows": [_flat(asdict(row)) for row in result.rows],
+        **({"engine_rows": [_flat(asdict(row)) for row in result.engine_rows]} if result.engine_rows else {}),
         "losses": [{**_flat(asdict(loss)), "met": loss.is_met} for loss in result.findings.losses],
         "comparisons": [_flat(asdict(one)) for one in result.findings.comparisons],
     }

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,8 +21,9 @@ from engine.reference.qwen2_5_vl import Model
 from engine.reference.reuse import rope_table
 from metrics.eval import base
 from metrics.eval.answers import Answers
-from metrics.eval.base import Cell, Options, Row
-from metrics.eval.cases import draw_cases
+from metrics.eval.base import Cell, EngineOutcome, EngineRow, Options, Row
+from metrics.eval.cases import Case, draw_cases
+from metrics.eval.engine_rows import engine_rows
 from metrics.eval.findings import Findings, findings
 from metrics.eval.parallel import each
 from metrics.eval.rows import Table
@@ -45,10 +46,11 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Rows, and what they say of the methods."""
+    """Rows, and what they say of the methods; `engine_rows` where the embedded engine was asked, too."""
 
     rows: list[Row]
     findings: Findings
+    engine_rows: list[EngineRow] = field(default_factory=list[EngineRow])
 
 
 def load_subject(folder: Path) -> Subject:
@@ -82,8 +84,25 @@ def cells_of(options: Options) -> list[Cell]:
     return cells
 
 
-def evaluate(subject: Subject, options: Options, profile: ReuseProfile | None, say: Callable[[str], None]) -> Result:
-    """Ask every question under every cell. The same options give the same figures, but for the times."""
+AskEngine = Callable[[Sequence[Case], Sequence[Cell]], Mapping[Cell, Sequence[EngineOutcome]]]
+
+
+def evaluate(
+    subject: Subject,
+    options: Options,
+    profile: ReuseProfile | None,
+    say: Callable[[str], None],
+    ask_engine: AskEngine | None = None,
+) -> Result:
+    """Ask every question under every cell. The same options give the same figures, but for the times.
+
+    Args:
+        subject: the model.
+        options: what to ask.
+        profile: ratios of the model's layers, where they are asked for.
+        say: is told how far it is.
+        ask_engine: asks the same of the embedded engine; None where it is not asked.
+    """
     setting = Setting(subject.model, rope_table(subject.model.shape, MOST_POSITIONS), profile, options.seeds[0])
     answers = Answers(setting, subject.tokenizer, subject.encoder.end)
     cells = cells_of(options)
@@ -101,4 +120,5 @@ def evaluate(subject: Subject, options: Options, profile: ReuseProfile | None, s
         timed = cases[:: max(1, len(cases) // options.timed)][: options.timed]
         with torch.inference_mode():
             times = first_token_seconds(setting, timed, possible, subject.encoder.end, say)
-    return Result(found.rows(times), findings(found))
+    of_engine = [] if ask_engine is None else engine_rows(ask_engine(cases, cells), found.outcomes)
+    return Result(found.rows(times), findings(found), of_engine)

@@ -24,18 +24,21 @@ class ReusingEngine(WatchedEngine):
     def __init__(self) -> None:
         super().__init__()
         self.ratios: list[float | None] = []
+        self.profiles: list[bool] = []
+        self.has_profile = False
 
     def info(self) -> EngineInfo:
-        return replace(super().info(), reuses_images=True)
+        return replace(super().info(), reuses_images=True, has_layer_profile=self.has_profile)
 
     @asynccontextmanager
     async def chat(self, request: ChatRequest) -> AsyncGenerator[EngineReply]:
-        self.ratios.append(request.reuse_ratio)
+        self.ratios.append(request.reuse.ratio if request.reuse else None)
+        self.profiles.append(request.reuse is not None and request.reuse.profile)
         async with super().chat(request) as reply:
             yield reply
 
 
-def gateway(folder: Path, engine: WatchedEngine, ratio: float | None = None, *, header: bool = False) -> Any:
+def gateway(folder: Path, engine: WatchedEngine, ratio: float | str | None = None, *, header: bool = False) -> Any:
     environment = {"REUSE_HEADER": str(header).lower()}
     if ratio is not None:
         file = folder / "mine.yaml"
@@ -76,7 +79,13 @@ async def test_the_client_s_word_goes_before_the_policy_s(
 
 @pytest.mark.parametrize(
     ("allowed", "header", "code"),
-    [(False, "0.05", "reuse_not_allowed"), (True, "much", "invalid_reuse"), (True, "1.5", "invalid_reuse")],
+    [
+        (False, "0.05", "reuse_not_allowed"),
+        (True, "much", "invalid_reuse"),
+        (True, "1.5", "invalid_reuse"),
+        (True, "0.5;", "invalid_reuse"),
+        (True, "0.5; layers", "invalid_reuse"),
+    ],
 )
 async def test_a_header_that_may_not_be_or_says_nothing_is_refused(
     tmp_path: Path, allowed: bool, header: str, code: str
@@ -84,6 +93,38 @@ async def test_a_header_that_may_not_be_or_says_nothing_is_refused(
     async with gateway(tmp_path, ReusingEngine(), header=allowed) as rig:
         answer = await asked(rig, {REUSE: header})
         assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, REUSE)
+
+
+@pytest.mark.parametrize("header", ["0.3; profile", "0.3;profile", " 0.3 ;  profile "])
+async def test_a_client_may_want_its_share_by_layer_where_the_engine_knows_its_layers(
+    tmp_path: Path, header: str
+) -> None:
+    engine = ReusingEngine()
+    async with gateway(tmp_path, engine, header=True) as rig:
+        answer = await asked(rig, {REUSE: header})
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "no_reuse_profile", REUSE)
+        engine.has_profile = True
+        answer = await asked(rig, {REUSE: header})
+        assert (engine.ratios[-1], engine.profiles[-1]) == (0.3, True)
+        assert answer.headers.get(REUSE) == "position_independent; ratio=0.3; profile"
+        answer = await asked(rig, {REUSE: "0.3"})
+        assert (engine.ratios[-1], engine.profiles[-1]) == (0.3, False)
+        assert answer.headers.get(REUSE) == "position_independent; ratio=0.3"
+
+
+@pytest.mark.parametrize("has_profile", [True, False])
+async def test_a_policy_may_want_it_by_layer_and_is_told_of_where_the_engine_cannot(
+    tmp_path: Path, has_profile: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ReusingEngine()
+    engine.has_profile = has_profile
+    async with gateway(tmp_path, engine, "0.2, profile: true") as rig:
+        await checked(rig, "template_appends", "yes")
+        answer = await asked(rig)
+        assert (engine.ratios[-1], engine.profiles[-1]) == (0.2, True)
+        assert answer.headers.get(REUSE) == f"position_independent; ratio=0.2{'; profile' if has_profile else ''}"
+    said = [one for one in caplog.records if "no profile of its layers, so that mine has all" in one.getMessage()]
+    assert len(said) == (not has_profile)
 
 
 async def test_a_body_cannot_ask_for_it(tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from engine.demo_model.random_checkpoint import CheckpointShape, build
 from tests.contract.cases import Picture, user, words
@@ -26,54 +29,66 @@ _PIXELS = 28
 _MANY, _MANY_TOKENS = 20, 256
 
 
-async def _seconds(rig: Rig, pictures: Sequence[Picture], seed: int, ratio: float | None) -> float:
-    """To the first token of a request that begins like no other."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the images are had: `ratio` None is full prefill; `evicted` empties the encoder cache before."""
+
+    name: str
+    ratio: float | None
+    evicted: bool = False
+
+
+_WAYS = (_Way("full", None), _Way("r0.05", 0.05), _Way("r0", 0), _Way("evicted_r0.05", 0.05, evicted=True))
+
+
+async def _ask(rig: Rig, name: str, pictures: Sequence[Picture], seed: int, ratio: float | None) -> None:
+    """A request for one token, that begins like no other."""
     content: list[str | Picture] = [words(30, seed=seed)]
     for picture in pictures:
         content += [picture, words(4, seed=seed)]
-    began = time.perf_counter()
-    await rig.ask(f"bench-{seed}-{ratio}", [user(*content)], ratio=ratio, tokens=1)
-    return time.perf_counter() - began
+    await rig.ask(name, [user(*content)], ratio=ratio, tokens=1)
 
 
-async def _median(repeats: int, before: Callable[[], Awaitable[None]], run: Callable[[int], Awaitable[float]]) -> float:
-    found: list[float] = []
-    for repeat in range(repeats):
-        await before()
-        found.append(await run(repeat))
-    return statistics.median(found)
+def _processor_seconds() -> float:
+    """Of this process and those that it has started. Other work on the machine changes it less than the clock's."""
+    ours = psutil.Process()
+    times = [process.cpu_times() for process in (ours, *ours.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
 
 
 async def _row(rig: Rig, name: str, pictures: Sequence[Picture], repeats: int, seed: int) -> dict[str, Any]:
     for at, picture in enumerate(pictures):
-        await _seconds(rig, [picture], seed + 900 + at, None)
+        await _ask(rig, f"bench-donor-{seed + at}", [picture], seed + 900 + at, None)
     # The first of its kind makes what is made once.
-    await _seconds(rig, pictures, seed + 800, 0.05)
-
-    async def forget() -> None:
-        await rig.forget_prefixes()
-
-    async def forget_encoder_too() -> None:
-        await rig.forget_prefixes()
-        await rig.forget_encoder_outputs()
-
+    await _ask(rig, f"bench-first-{seed}", pictures, seed + 800, 0.05)
+    seconds: dict[str, list[tuple[float, float]]] = {way.name: [] for way in _WAYS}
     row: dict[str, Any] = {"images": name}
-    row["full_seconds"] = await _median(repeats, forget, lambda at: _seconds(rig, pictures, seed + at, None))
-    for ratio in (0.05, 0):
-        run = _runner(rig, pictures, seed + 100, ratio)
-        row[f"r{ratio}_seconds"] = await _median(repeats, forget, run)
-        # Or the figures would be of something else.
-        row[f"r{ratio}_loaded_tokens"] = (await rig.reuse(f"bench-{seed + 100}-{ratio}")).loaded_tokens
-    run = _runner(rig, pictures, seed + 300, 0.05)
-    row["evicted_r0.05_seconds"] = await _median(repeats, forget_encoder_too, run)
-    row["speedup_r0.05"] = row["full_seconds"] / row["r0.05_seconds"]
-    row["speedup_r0"] = row["full_seconds"] / row["r0_seconds"]
-    row["speedup_evicted"] = row["full_seconds"] / row["evicted_r0.05_seconds"]
-    return {key: value if isinstance(value, str) else round(value, 4) for key, value in row.items()}
+    for repeat in range(repeats):
+        # In turn, for the machine may be slower in one minute than in the next.
+        for number, way in enumerate(_WAYS):
+            await rig.forget_prefixes()
+            if way.evicted:
+                await rig.forget_encoder_outputs()
+            asked = f"bench-{seed}-{repeat}-{way.name}"
+            processor, began = _processor_seconds(), time.perf_counter()
+            await _ask(rig, asked, pictures, seed + 100 * number + repeat, way.ratio)
+            seconds[way.name].append((time.perf_counter() - began, _processor_seconds() - processor))
+            if way.ratio is not None:
+                # Or the figures would be of something else.
+                row[f"{way.name}_loaded_tokens"] = (await rig.reuse(asked)).loaded_tokens
+    return row | _figures(seconds)
 
 
-def _runner(rig: Rig, pictures: Sequence[Picture], seed: int, ratio: float) -> Callable[[int], Awaitable[float]]:
-    return lambda at: _seconds(rig, pictures, seed + at, ratio)
+def _figures(seconds: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+    """Medians, and how many times full prefill takes what each way takes: by the clock, and of the processor's time."""
+    figures: dict[str, float] = {}
+    median = {way: [statistics.median(column) for column in zip(*runs, strict=True)] for way, runs in seconds.items()}
+    for way, (clock, processor) in median.items():
+        figures |= {f"{way}_seconds": clock, f"{way}_processor_seconds": processor}
+        if way != "full":
+            figures[f"speedup_{way}"] = median["full"][0] / clock
+            figures[f"processor_speedup_{way}"] = median["full"][1] / processor
+    return {key: round(value, 4) for key, value in figures.items()}
 
 
 def _pictures(tokens: int, count: int, shade: int) -> list[Picture]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.collector import Collector
+from app.collector import COLLECTOR
 from context.images.base import ImageRef
 from context.ledger import Ledger, NewReply, NewTurn
 from context.plan import SentMessage
@@ -101,10 +101,9 @@ async def look_up(path: Path, turns: int) -> dict[str, Any]:
         continued(transcript([reworded(one.wire) for one in conversation(n + 1).messages], _KEY)) for n in numbers
     ]
     # As the gateway does once it has started.
-    collector = Collector()
-    collector.begin()
-    cold, cold_cpu, collecting = await spreads(ledger, same, collector)
-    read, read_cpu, collecting_read = await spreads(ledger, respelled, collector)
+    COLLECTOR.begin()
+    cold, cold_cpu, collecting = await spreads(ledger, same)
+    read, read_cpu, collecting_read = await spreads(ledger, respelled)
     assert ledger.stats().store_hits == len(same) + len(respelled)
     chains = [chain for chain, _ in respelled]
     # Those that are still in memory.
@@ -142,7 +141,7 @@ def reworded(wire: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def spreads(
-    ledger: Ledger, requests: Sequence[tuple[tuple[bytes, ...], tuple[Message, ...]]], collector: Collector
+    ledger: Ledger, requests: Sequence[tuple[tuple[bytes, ...], tuple[Message, ...]]]
 ) -> tuple[Mapping[str, float], Mapping[str, float], float]:
     """Wall and processor seconds of finding each, and seconds of the collector behind all of them."""
     wall: list[float] = []
@@ -153,7 +152,7 @@ async def spreads(
         wall.append((await timed(lambda chain=chain, came=came: ledger.find("tenant", chain, came)))[0])
         cpu.append(time.process_time() - began)
         ended = time.perf_counter()
-        collector.look()
+        COLLECTOR.look()
         collecting += time.perf_counter() - ended
     return spread(wall), spread(cpu), collecting
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from engine.base import ChatRequest, EncoderEvent, EngineEvent, EventBatch, ImagePoolState, ImageReuse
+from engine.base import BlockStored, ChatRequest, EncoderEvent, EngineEvent, EventBatch, ImagePoolState, ImageReuse
 from engine.vllm.embedded import VllmEngine
 from engine.vllm.options import VllmSettings
 from tests.contract.cases import Picture
@@ -138,6 +138,16 @@ class Rig:
         """The pool, once it knows of no request and nothing is held. After `reuse` of the last request: both come in
         order."""
         return await self._event(_is_quiet, latest=True)
+
+    async def goes(self, since: int, blocks: int) -> int:
+        """In how many goes the engine stored so many blocks of one request, from an event on: each is a step."""
+        async with asyncio.timeout(20):
+            while True:
+                stored = [len(one.block_hashes) for one in self.events[since:] if isinstance(one, BlockStored)]
+                if sum(stored) >= blocks:
+                    return len(stored)
+                self.came.clear()
+                await self.came.wait()
 
     def encoder_events(self, name: str, kind: str) -> list[str]:
         """The images of which the encoder cache said this for a request."""

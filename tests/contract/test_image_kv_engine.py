@@ -119,6 +119,28 @@ async def test_an_image_s_encoder_output_comes_from_the_pool_where_the_encoder_c
     await rig.forget_prefixes()
 
 
+@pytest.mark.parametrize(("ratio", "images", "side", "expected"), [(0.05, 4, 8, 1), (0, 6, 8, 1), (0.05, 4, 18, 5)])
+async def test_many_images_with_text_between_take_one_step_and_are_exact_where_they_were(
+    rig: Rig, ratio: float, images: int, side: int, expected: int
+) -> None:
+    """The last ones' encoder outputs have no room together in the engine's cache of them: they go on one by one."""
+    content: list[str | Picture] = []
+    for shade in range(20, 20 + images):
+        content += [words(2, seed=shade), Picture(f"many-{side}-{shade}", side * 28, side * 28, shade=shade)]
+    messages, name = [user(*content, words(3, seed=9))], f"many-{ratio}-{side}"
+    full = await rig.ask(f"{name}-full", messages, tokens=1)
+    await rig.forget_prefixes()
+    await rig.forget_encoder_outputs()
+    before = len(rig.events)
+    reused = await rig.ask(name, messages, ratio=ratio, tokens=1)
+    assert same(full, reused)
+    got = await rig.reuse(name)
+    assert (got.hits, got.computed_tokens) == (images, images * -(-ratio * side * side // 1))
+    assert await rig.goes(before, reused.prompt_tokens // BLOCK_TOKENS) == expected
+    assert rig.encoder_events(name, "run") == []
+    await rig.forget_prefixes()
+
+
 async def test_another_tenant_has_no_share_in_it(rig: Rig) -> None:
     await learnt(rig, "tenant", 9)
     messages = [user(THERE, picture(9), QUESTION)]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +88,55 @@ def test_it_is_refused_with_the_reason_and_the_remedy(config: Any, name: str, va
     assert "Remove engine.vllm.image_kv" in caught.value.reason
     # One thing alone stands against it.
     assert ";" not in caught.value.reason
+
+
+EAGER = {"model_config.enforce_eager": True}
+
+
+def test_ratios_by_layer_of_this_model_are_taken(config: Any, demo_checkpoint: Path) -> None:
+    from engine.vllm.image_kv.families import check_profile
+
+    check_profile(Changed(config, EAGER), demo_checkpoint.parent / "reuse_profile.json")
+
+
+def test_ratios_by_layer_are_refused_where_the_model_is_compiled_or_not_on_a_cpu(
+    config: Any, demo_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
+    from engine.vllm.image_kv.families import check_profile
+
+    file = demo_checkpoint.parent / "reuse_profile.json"
+    with pytest.raises(ConfigError) as caught:
+        check_profile(Changed(config, {"model_config.enforce_eager": False}), file)
+    assert caught.value.key == "engine.vllm.image_kv.profile"
+    assert "compiled (set enforce-eager: true)" in caught.value.reason
+    assert "CPU" not in caught.value.reason
+
+    # What vLLM says of another machine.
+    def is_cpu(_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", is_cpu)
+    with pytest.raises(ConfigError) as caught:
+        check_profile(Changed(config, EAGER), file)
+    assert "does not run on a CPU" in caught.value.reason
+    assert "compiled" not in caught.value.reason
+
+
+def test_ratios_by_layer_of_another_model_are_refused(config: Any, demo_checkpoint: Path, tmp_path: Path) -> None:
+    from engine.reference.profile import read_profile, write_profile
+    from engine.vllm.image_kv.families import check_profile
+
+    own = read_profile(demo_checkpoint.parent / "reuse_profile.json")
+    other = tmp_path / "other.json"
+    for changed in (replace(own, weights_sha256="0" * 64), replace(own, sensitivity=own.sensitivity[1:])):
+        write_profile(other, changed)
+        with pytest.raises(ConfigError, match="another model") as caught:
+            check_profile(Changed(config, EAGER), other)
+        assert "--calibrate" in caught.value.reason
+    with pytest.raises(ConfigError, match="cannot be read"):
+        check_profile(Changed(config, EAGER), tmp_path / "none.json")
 
 
 def test_layers_of_more_than_one_kind_are_refused(config: Any) -> None:

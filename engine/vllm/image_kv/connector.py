@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.vllm import core_0_32 as core
-from engine.vllm.image_kv.loaded_model import block_tokens_of, merge_of, worker_of
+from engine.vllm.image_kv.loaded_model import block_tokens_of, layer_profile_of, merge_of, worker_of
 from engine.vllm.image_kv.messages import Plan, Report
 from engine.vllm.image_kv.planner import Planner
 from engine.vllm.image_kv.reporting import Reporter
@@ -60,6 +60,7 @@ class ImageKvConnector(core.KVConnectorBase_V1, core.SupportsHMA):
                 merge_of(vllm_config.model_config),
                 vllm_config.parallel_config.world_size,
                 self._reporter,
+                profile=layer_profile_of(vllm_config),
             )
 
     @property
@@ -133,6 +134,10 @@ class ImageKvConnector(core.KVConnectorBase_V1, core.SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         self.worker = worker_of(self._config, self._cache_config)
+
+    def attach(self, model: Any) -> None:
+        """Give the worker its model, for ratios by layer."""
+        self._worker.attach(model)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)

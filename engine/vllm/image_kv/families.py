@@ -9,9 +9,11 @@ What only shows inside of a worker, the model's own rotary embedding, is tried t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from context.errors import ConfigError
+from engine.reference.profile import read_profile, weights_sha256
 from engine.vllm.image_kv.prompt_images import MROPE_FAMILIES
 from engine.vllm.image_kv.settings import SETTING
 
@@ -31,6 +33,28 @@ def check(config: Any) -> None:
     if reasons := list(reasons_against(config)):
         remedy = "Remove engine.vllm.image_kv, or change what stands against it"
         raise ConfigError("settings", SETTING, f"images' KV cannot be used again here: {'; '.join(reasons)}. {remedy}.")
+
+
+def check_profile(config: Any, file: Path) -> None:
+    """Refuse ratios by layer where layers cannot compute different rows, or where they are another model's.
+
+    Raises:
+        ConfigError: says what stands against it, or what of the file is wrong, and the remedy.
+    """
+    from engine.vllm import core_0_32 as core
+    from engine.vllm import v0_32
+
+    reasons: list[str] = []
+    if not config.model_config.enforce_eager:
+        reasons.append("the model is compiled (set enforce-eager: true)")
+    if not v0_32.is_cpu():
+        reasons.append("the engine does not run on a CPU")
+    if reasons:
+        reason = f"layers cannot compute different rows of an image here: {'; '.join(reasons)}. Or remove profile."
+        raise ConfigError("settings", f"{SETTING}.profile", reason)
+    profile = read_profile(file)
+    layers = int(config.model_config.hf_text_config.num_hidden_layers)
+    profile.check(weights_sha256(core.model_folder(config.model_config)), layers, file)
 
 
 def reasons_against(config: Any) -> Iterator[str]:

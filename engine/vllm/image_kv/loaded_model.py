@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from context.errors import ConfigError
+from engine.reference.profile import read_profile
 from engine.vllm import core_0_32 as core
 from engine.vllm.image_kv.entry import Layout
 from engine.vllm.image_kv.files import FileTier
 from engine.vllm.image_kv.keys import Model, weights_digest
+from engine.vllm.image_kv.layers import LayerProfile
+from engine.vllm.image_kv.narrowing import Narrowing
 from engine.vllm.image_kv.pool import ImagePool
 from engine.vllm.image_kv.rotation import RopeTable
 from engine.vllm.image_kv.settings import SETTING, ImageKvSettings
@@ -43,9 +46,7 @@ def worker_of(config: Any, cache_config: Any) -> Worker:
     Raises:
         ConfigError: the layers or the rotary embedding are none whose KV can be moved; says why.
     """
-    ours = ImageKvSettings.of(
-        {key: value for key, value in core.own_config(config, "image_kv").items() if key != "endpoint"}
-    )
+    ours = _settings(config)
     named = set(cache_config.kv_cache_groups[0].layer_names)
     layers = [layer for name, layer in config.compilation_config.static_forward_context.items() if name in named]
     layout = _layout(config.model_config, layers)
@@ -57,7 +58,23 @@ def worker_of(config: Any, cache_config: Any) -> Worker:
         ImagePool(layout, ours.memory_bytes, files),
         _rope_table(config.model_config, layout.head_size),
         ours.memory_bytes // 2,
+        Narrowing(layers) if ours.profile else None,
     )
+
+
+def layer_profile_of(config: Any) -> LayerProfile | None:
+    """What its layers compute under a budget; None where no profile is set. It has been checked at the start.
+
+    Raises:
+        ConfigError: it cannot be read any more.
+    """
+    file = _settings(config).profile_file
+    return None if file is None else LayerProfile(read_profile(file))
+
+
+def _settings(config: Any) -> ImageKvSettings:
+    given = core.own_config(config, "image_kv")
+    return ImageKvSettings.of({key: value for key, value in given.items() if key != "endpoint"})
 
 
 def _layout(model: Any, layers: list[Any]) -> Layout:

@@ -50,12 +50,16 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Put rows of a held entry, from `row` on, where `span` says, for an image that stands at `position`."""
+    """Put rows of a held entry, from `row` on, where `span` says, for an image that stands at `position`.
+
+    With `rows` the step computes them as well: those before `rows[l]` in layer l, which loads the others.
+    """
 
     hold: int
     row: int
     span: Span
     position: int
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
     arrives     images that no prefix covers are asked for; the request waits for the answers
     is admitted salted or exact is decided; what it has reached is loaded with its first chunk
-    runs        chunks end where the next jump begins; a step that stands there loads and goes on behind it
+    runs        chunks end where the next jump begins; a step that stands there loads and goes on behind it. With room
+                in the step it goes on to a later jump: what stands before that is computed in the same step
     ends        holds are let go
 
 It knows requests and tokens, no tensors; what it wants done goes out as the step's `Plan`.
@@ -17,11 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.vllm.image_kv.jumps import Jump, chunk, landing
-from engine.vllm.image_kv.messages import Ask, Capture, ImageName, Load, Plan, Report, Span
-from engine.vllm.image_kv.prompt_images import PromptImage, images_of, wanted_ratio
+from engine.vllm.image_kv.jumps import Stretch, chunk
+from engine.vllm.image_kv.layers import LayerProfile
+from engine.vllm.image_kv.messages import Ask, Capture, ImageName, Load, Plan, Report
+from engine.vllm.image_kv.prompt_images import images_of, wanted_ratio, wants_profile
 from engine.vllm.image_kv.reporting import Reporter
-from engine.vllm.image_kv.tracked import NEVER, Lookup, Tracked, jumps_of, look
+from engine.vllm.image_kv.step import captures_of, loads_of
+from engine.vllm.image_kv.tracked import NEVER, Lookup, Room, Tracked, jumps_of, look
 
 # A disk that does not answer must not keep a request from being computed.
 PATIENCE_SECONDS = 5.0
@@ -36,6 +39,7 @@ class Planner:
         workers: how many answer each question.
         reporter: who is told what came of it.
         clock: in seconds.
+        profile: how much each layer computes for requests that want it so; None where it is the same in all.
     """
 
     def __init__(
@@ -45,9 +49,10 @@ class Planner:
         workers: int,
         reporter: Reporter,
         clock: Callable[[], float] = time.monotonic,
+        profile: LayerProfile | None = None,
     ) -> None:
         self._block_tokens, self._merge, self._workers = block_tokens, merge, workers
-        self._reporter, self._clock = reporter, clock
+        self._reporter, self._clock, self._profile = reporter, clock, profile
         self._tracked: dict[str, Tracked] = {}
         self._numbers = itertools.count()
         self._asked: dict[int, tuple[str, ImageName]] = {}
@@ -56,8 +61,11 @@ class Planner:
         self._releases: list[int] = []
         self._ended: list[str] = []
         self._clear = False
+        self._room = Room()
         self.loading: list[tuple[Any, int]] = []
         """Requests that the last plan loads for, with all tokens that were loaded for each."""
+        self.passed: list[tuple[Any, Sequence[Stretch]]] = []
+        """Requests of the last plan with what it computes of each beside the tokens that vLLM knows of."""
 
     def arrive(self, request: Any, lookup: Lookup) -> None:
         """A request is new."""
@@ -66,7 +74,9 @@ class Planner:
             return
         tracked = self._tracked[request.request_id] = Tracked(request, images, wanted_ratio(request))
         if tracked.ratio is not None:
-            chains = look(request, images, tracked.ratio, self._block_tokens, lookup)
+            if self._profile is not None and wants_profile(request):
+                tracked.by_layer = self._profile.at(tracked.ratio)
+            chains = look(tracked, self._block_tokens, lookup)
             chains.leave()
             self._ask(tracked, chains.best)
 
@@ -78,7 +88,7 @@ class Planner:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.ratio is None or tracked.decided or not self._is_answered(tracked):
             return
-        chains = look(request, tracked.images, tracked.ratio, self._block_tokens, lookup)
+        chains = look(tracked, self._block_tokens, lookup)
         jumps = jumps_of(tracked, request.num_prompt_tokens)
         if self._ask(tracked, chains.best):
             chains.leave()
@@ -107,14 +117,25 @@ class Planner:
         tracked.reread_tokens = max(0, computed - salted)
         if computed > salted:
             tracked.exact_until = min(tracked.exact_until, salted)
-        target, tracked.pending = landing(tracked.jumps, computed)
-        tracked.before = None
-        return target - computed
+        return tracked.go(computed, self._room) - computed
 
     def forget_reach(self, request: Any) -> None:
         """A request was not admitted, or is admitted with nothing that is loaded at once."""
         if (tracked := self._tracked.get(request.request_id)) is not None:
-            tracked.pending = []
+            tracked.stay()
+
+    def make_room(self, requests: Iterable[Any], tokens: int, stretches: int) -> Room:
+        """What a step is to leave free of what it may compute, for requests of which it can compute several stretches.
+
+        Args:
+            requests: those that run or may be admitted.
+            tokens: as many at most.
+            stretches: as many at most.
+        """
+        tracked = (self._tracked.get(request.request_id) for request in requests)
+        wishes = [stretch for one in tracked if one is not None for stretch in one.wish(tokens, stretches)]
+        self._room = Room(min(tokens, sum(wish.tokens for wish in wishes)), min(stretches, len(wishes)))
+        return Room(self._room.tokens, self._room.stretches)
 
     def jump(self, running: Iterable[Any]) -> list[Any]:
         """Before a step: move running requests over what is loaded for them. Returns those that were moved."""
@@ -123,10 +144,9 @@ class Planner:
             tracked = self._tracked.get(request.request_id)
             if tracked is None or not tracked.jumps or tracked.jumps[-1].end <= request.num_computed_tokens:
                 continue
-            target, loads = landing(tracked.jumps, request.num_computed_tokens)
-            if loads:
-                tracked.before, tracked.pending = request.num_computed_tokens, loads
-                request.num_computed_tokens = target
+            before = request.num_computed_tokens
+            request.num_computed_tokens = tracked.go(before, self._room, before)
+            if request.num_computed_tokens > before:
                 moved.append(request)
         return moved
 
@@ -134,8 +154,18 @@ class Planner:
         """After a step: requests that were moved and got no turn go back, for nothing was loaded for them."""
         for request in moved:
             tracked = self._tracked.get(request.request_id)
-            if tracked is not None and tracked.pending and tracked.before is not None:
-                request.num_computed_tokens, tracked.pending, tracked.before = tracked.before, [], None
+            if tracked is not None and tracked.before is not None:
+                request.num_computed_tokens = tracked.before
+                tracked.stay()
+
+    def passing(self, request: Any) -> Sequence[Stretch]:
+        """What the step that is being scheduled computes of a request beside the tokens that vLLM knows of."""
+        tracked = self._tracked.get(request.request_id)
+        return () if tracked is None else tracked.passed
+
+    def keep_apart(self, request: Any) -> None:
+        """A step had no room for several stretches of a request: from now on each has a step of its own."""
+        self._tracked[request.request_id].apart = True
 
     def cut(self, request: Any, computed: int, wanted: int) -> int:
         """How many of the tokens a step may compute."""
@@ -145,8 +175,8 @@ class Planner:
     def preempted(self, request: Any) -> None:
         """A request lost its blocks and starts again later. It keeps its holds."""
         if (tracked := self._tracked.get(request.request_id)) is not None:
-            tracked.pending, tracked.before = [], None
-            tracked.loaded_tokens = 0
+            tracked.stay()
+            tracked.loaded_tokens = tracked.loaded_rows = 0
             tracked.decided = tracked.salted is not None
             self._ended.append(request.request_id)
 
@@ -174,14 +204,23 @@ class Planner:
         """
         loads: list[Load] = []
         captures: list[Capture] = []
-        self.loading = []
+        self.loading, self.passed = [], []
         for request_id, count in scheduled.items():
             tracked = self._tracked.get(request_id)
-            if tracked is None or not (tracked.pending or tracked.images[-1].end > tracked.request.num_computed_tokens):
+            if tracked is None:
                 continue
-            blocks = blocks_of(request_id)
-            loads += self._loads(tracked, blocks)
-            captures += self._captures(tracked, blocks, count)
+            start = tracked.request.num_computed_tokens
+            if not (tracked.pending or tracked.passed or tracked.images[-1].end > start):
+                continue
+            blocks, stretches = blocks_of(request_id), (*tracked.passed, Stretch(start, start + count))
+            loaded = loads_of(tracked, stretches, blocks, self._block_tokens)
+            captures += captures_of(tracked, stretches, blocks, self._block_tokens)
+            if loaded:
+                loads += loaded
+                self.loading.append((tracked.request, tracked.loaded))
+            if tracked.passed:
+                self.passed.append((tracked.request, tracked.passed))
+            tracked.stay()
         asks, releases, ended = tuple(self._asks), tuple(self._releases), tuple(self._ended)
         plan = Plan(self._clear, asks, releases, ended, tuple(loads), tuple(captures))
         self._clear = False
@@ -213,31 +252,6 @@ class Planner:
             (tracked.holds[name] for tracked in self._tracked.values() for name in tracked.held if name.image == image),
             None,
         )
-
-    def _loads(self, tracked: Tracked, blocks: Sequence[int]) -> list[Load]:
-        loads: list[Load] = []
-        for jump in tracked.pending:
-            image = tracked.image_at(jump.image)
-            span = Span.of(list(blocks), self._block_tokens, jump.start, jump.end)
-            loads.append(Load(tracked.holds[image.name], jump.start - image.first, span, image.position))
-            tracked.exact_until = min(tracked.exact_until, jump.start)
-            tracked.loaded_tokens += jump.end - jump.start
-        if loads:
-            self.loading.append((tracked.request, tracked.loaded_tokens))
-        tracked.pending, tracked.before = [], None
-        return loads
-
-    def _captures(self, tracked: Tracked, blocks: Sequence[int], count: int) -> list[Capture]:
-        request, captures = tracked.request, list[Capture]()
-        start = request.num_computed_tokens
-        for image in tracked.images:
-            first, end = max(start, image.first), min(start + count, image.end)
-            if first >= end or image.end > tracked.exact_until or _is_jumped(image, tracked.jumps):
-                continue
-            span = Span.of(list(blocks), self._block_tokens, first, end)
-            row, name = first - image.first, image.name
-            captures.append(Capture(request.request_id, image.first, name, image.tokens, image.position, row, span))
-        return captures
 
     def _ask(self, tracked: Tracked, covered: int) -> bool:
         """Ask for what is not known of images behind `covered` tokens; whether there was any."""
@@ -280,7 +294,3 @@ class Planner:
         del self._asked[hold]
         self._answers.pop(hold, None)
         self._releases.append(hold)
-
-
-def _is_jumped(image: PromptImage, jumps: Sequence[Jump]) -> bool:
-    return any(jump.image == image.first for jump in jumps)

@@ -77,6 +77,12 @@ def _grid(feature: Any, merge: int) -> tuple[int, int, int] | None:
     return frames, rows // merge, columns // merge
 
 
+def wants_profile(request: Any) -> bool:
+    """Whether the ratio that a request wants is a mean over the layers: `"profile": true` beside it."""
+    asked = cast("Mapping[str, Any]", request.kv_transfer_params or {}).get(OPT_IN)
+    return isinstance(asked, Mapping) and cast("Mapping[str, Any]", asked).get("profile") is True
+
+
 def wanted_ratio(request: Any) -> float | None:
     """The share of each image's tokens that a request wants computed; None when it wants all.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, cast
 
 from context.errors import ConfigError
+from engine.demo_model import bundled_folder
 
 SETTING = "engine.vllm.image_kv"
+BUNDLED = "bundled"
 _GIB = 1024**3
 
 
@@ -20,11 +23,13 @@ class ImageKvSettings:
         memory_gib: of the pool in memory, for each worker. Images that are being captured may take half as much again.
         folder: where it is kept over a restart; empty: nowhere.
         folder_gib: what all files in the folder may have together.
+        profile: the file of the model's ratios by layer, or `bundled` for the demo model's; empty: none.
     """
 
     memory_gib: float
     folder: str = ""
     folder_gib: float = 20.0
+    profile: str = ""
 
     @property
     def memory_bytes(self) -> int:
@@ -35,6 +40,13 @@ class ImageKvSettings:
     def folder_bytes(self) -> int:
         """Of the files."""
         return int(self.folder_gib * _GIB)
+
+    @property
+    def profile_file(self) -> Path | None:
+        """Where the profile is; None where none is set."""
+        if self.profile == BUNDLED:
+            return bundled_folder().parent / "reuse_profile.json"
+        return Path(self.profile).expanduser() if self.profile else None
 
     def values(self) -> dict[str, Any]:
         """As `of` takes them."""
@@ -58,10 +70,12 @@ class ImageKvSettings:
         _require(values, "memory_gib", 4)
         if "folder_gib" in values:
             _require(values, "folder_gib", 20)
-        folder = values.get("folder") or ""
+        folder, profile = values.get("folder") or "", values.get("profile") or ""
         if not isinstance(folder, str):
             raise ConfigError("settings", f"{SETTING}.folder", "must be the path of a folder")
-        return ImageKvSettings(float(values["memory_gib"]), folder, float(values.get("folder_gib", 20.0)))
+        if not isinstance(profile, str):
+            raise ConfigError("settings", f"{SETTING}.profile", "must be the path of a file, or bundled")
+        return ImageKvSettings(float(values["memory_gib"]), folder, float(values.get("folder_gib", 20.0)), profile)
 
 
 def _require(values: Mapping[str, Any], key: str, example: int) -> None:

@@ -8,12 +8,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.base import ImageReuse
-from engine.vllm.image_kv.jumps import Jump, jump_over
+from engine.vllm.image_kv.jumps import Jump, Stretch, Walk, jump_over, walk
+from engine.vllm.image_kv.layers import LayerShares
 from engine.vllm.image_kv.messages import ImageName
 from engine.vllm.image_kv.prompt_images import MODE, PromptImage
 from engine.vllm.image_kv.taint import salt_hashes, unsalt_hashes
 
 NEVER = sys.maxsize
+
+
+@dataclass(slots=True)
+class Room:
+    """What a step may compute beside the tokens that vLLM knows of: so many, in so many stretches."""
+
+    tokens: int = 0
+    stretches: int = 0
+
+    def take(self, taken: Walk) -> None:
+        """Have less of it."""
+        self.tokens -= sum(stretch.tokens for stretch in taken.passed)
+        self.stretches -= len(taken.passed)
 
 
 @dataclass(slots=True)
@@ -24,6 +38,7 @@ class Tracked:
         request: vLLM's.
         images: those of its prompt, in order.
         ratio: the share of an image that is computed; None for a request that is exact.
+        by_layer: what of it each layer computes, where that is not the same.
         holds: the holds that were asked for, by image.
         held: those that every worker has confirmed.
         unanswered: those that no answer has come for.
@@ -32,12 +47,16 @@ class Tracked:
         decided: whether it was said which of both.
         jumps: what is loaded and not computed.
         exact_until: tokens before it were computed exactly or read from exact blocks.
-        pending: what has to be loaded in the step that is being scheduled, and where the request stood before.
+        pending: what has to be loaded in the step that is being scheduled.
+        passed: what it computes before the tokens that vLLM knows of.
+        before: where the request stood before it; None when it is not yet admitted.
+        apart: its stretches found no room in one step, so that each has a step of its own.
     """
 
     request: Any
     images: tuple[PromptImage, ...]
     ratio: float | None
+    by_layer: LayerShares | None = None
     holds: dict[ImageName, int] = field(default_factory=dict[ImageName, int])
     held: set[ImageName] = field(default_factory=set[ImageName])
     unanswered: set[int] = field(default_factory=set[int])
@@ -46,9 +65,13 @@ class Tracked:
     decided: bool = False
     jumps: tuple[Jump, ...] = ()
     exact_until: int = NEVER
-    pending: list[Jump] = field(default_factory=list[Jump])
+    pending: Sequence[Jump] = ()
+    passed: Sequence[Stretch] = ()
     before: int | None = None
+    apart: bool = False
     loaded_tokens: int = 0
+    loaded_rows: int = 0
+    """Rows that some layers loaded and others computed, over all layers."""
     reread_tokens: int = 0
     missed: set[ImageName] = field(default_factory=set[ImageName])
 
@@ -56,11 +79,43 @@ class Tracked:
         """What came of it, under this name."""
         images = {image.name for image in self.images}
         jumped = {jump.image for jump in self.jumps}
-        computed = sum(jump.start - jump.image for jump in self.jumps) if self.loaded_tokens else 0
+        loaded = self.loaded
+        computed = sum(jump.start - jump.image for jump in self.jumps) if loaded else 0
+        computed -= loaded - self.loaded_tokens
         hits = sum(image.first in jumped for image in self.images)
-        return ImageReuse(
-            request_id, len(images), hits, len(self.missed), self.loaded_tokens, computed, self.reread_tokens
-        )
+        return ImageReuse(request_id, len(images), hits, len(self.missed), loaded, computed, self.reread_tokens)
+
+    @property
+    def loaded(self) -> int:
+        """Tokens that were loaded; those that some layers computed count as a mean over the layers."""
+        return self.loaded_tokens + (self.loaded_rows // len(self.by_layer.shares) if self.by_layer else 0)
+
+    @property
+    def salt(self) -> str:
+        """What makes its approximate blocks interchangeable with others."""
+        return f"{MODE} {self.ratio!r}{f' {self.by_layer.profile}' if self.by_layer else ''}"
+
+    def go(self, computed: int, room: Room, before: int | None = None) -> int:
+        """Have it pass over what is loaded for it, from `computed` tokens on, as far as there is room in the step.
+
+        Returns:
+            Where it goes on.
+        """
+        found = walk(self.jumps, computed, 0 if self.apart else room.tokens, room.stretches)
+        self.pending, self.passed, self.before = found.loads, found.passed, before
+        room.take(found)
+        return found.target
+
+    def wish(self, tokens: int, stretches: int) -> Sequence[Stretch]:
+        """What of it a step could compute with so much room, before the stretch that it goes on with."""
+        if self.ratio is None or self.apart:
+            return ()
+        jumps = self.jumps if self.decided else jumps_of(self, self.request.num_prompt_tokens)
+        return walk(jumps, self.request.num_computed_tokens, tokens, stretches).passed
+
+    def stay(self) -> None:
+        """Nothing is loaded for it in this step, and none of its tokens are computed that vLLM does not know of."""
+        self.pending, self.passed, self.before = (), (), None
 
     def unknown(self, covered: int) -> list[PromptImage]:
         """Images behind the first `covered` tokens of which it is not known whether the pool has them."""
@@ -75,7 +130,7 @@ class Tracked:
 Lookup = Callable[[Any], int]
 
 
-def look(request: Any, images: Sequence[PromptImage], ratio: float, block_tokens: int, lookup: Lookup) -> Chains:
+def look(tracked: Tracked, block_tokens: int, lookup: Lookup) -> Chains:
     """What a request that opted in would read from the prefix cache: among exact blocks, and among approximate ones.
 
     The request is left with approximate hashes from the first image on that exact blocks do not cover; `Chains.leave`
@@ -83,18 +138,17 @@ def look(request: Any, images: Sequence[PromptImage], ratio: float, block_tokens
     left it.
 
     Args:
-        request: vLLM's.
-        images: of its prompt.
-        ratio: what it computes of each.
+        tracked: the request.
         block_tokens: tokens of a hashed block.
         lookup: says how many tokens the cache has for a request's hashes.
     """
+    request = tracked.request
     exact = lookup(request)
-    uncovered = next((image for image in images if image.end > exact), None)
+    uncovered = next((image for image in tracked.images if image.end > exact), None)
     if uncovered is None or request._block_hasher is None:
         return Chains(request, exact, exact, None)
     first = uncovered.first // block_tokens
-    salt_hashes(request, first, f"{MODE} {ratio!r}")
+    salt_hashes(request, first, tracked.salt)
     return Chains(request, exact, lookup(request), first)
 
 
@@ -122,8 +176,11 @@ def jumps_of(tracked: Tracked, prompt_tokens: int) -> tuple[Jump, ...]:
     """What a request passes over that computes its share of each image that is held."""
     if tracked.ratio is None:
         return ()
+    ratio, by_layer = tracked.ratio, tracked.by_layer
     found = (
-        jump_over(image.first, image.tokens, tracked.ratio, prompt_tokens)
+        by_layer.jump_over(image.first, image.tokens, prompt_tokens)
+        if by_layer
+        else jump_over(image.first, image.tokens, ratio, prompt_tokens)
         for image in tracked.images
         if image.name in tracked.held
     )

@@ -30,18 +30,23 @@ def slots_of(block_ids: Sequence[int], block_tokens: int, first: int, count: int
     )
 
 
-def write_back(layers: Sequence[Any], keys: Tensor, values: Tensor, slots: Tensor) -> None:
+def write_back(
+    layers: Sequence[Any], keys: Tensor, values: Tensor, slots: Tensor, firsts: Sequence[int] | None = None
+) -> None:
     """Put rows into the paged cache of every layer.
 
     Args:
         layers: vLLM's attention layers, in the model's order.
         keys: [layers, tokens, KV heads, head dimensions], rotated for where they go; so are values shaped.
         slots: where they go, [tokens].
+        firsts: for each layer the first of the rows that are put there; None: all are, in all layers.
     """
     for index, layer in enumerate(layers):
         cache = layer.kv_cache
-        slots = slots.to(cache.device)
-        layer.impl.do_kv_cache_update(layer, keys[index].to(cache.device), values[index].to(cache.device), cache, slots)
+        rows = slice(0 if firsts is None else firsts[index], None)
+        key, value, place = (part.to(cache.device) for part in (keys[index, rows], values[index, rows], slots[rows]))
+        if len(place):
+            layer.impl.do_kv_cache_update(layer, key, value, cache, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,16 @@ class Wanted:
     entry: Entry
     row: int
     slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The last rows that a step computes of one request, those of an image that go to `slots`: layer l computes the
+    first `kept[l]` of them.
+    """
+
+    slots: Tensor
+    kept: tuple[int, ...]
 
 
 class Recorder:

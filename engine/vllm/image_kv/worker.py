@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,10 @@ from engine.vllm.image_kv.keys import EntryKey
 from engine.vllm.image_kv.messages import Ask, Capture, ImageName, Load, Plan, Report
 from engine.vllm.image_kv.pool import Hold, ImagePool
 from engine.vllm.image_kv.rotation import RopeTable, rotate
-from engine.vllm.image_kv.transfer import Recorder, Wanted, slots_of, write_back
+from engine.vllm.image_kv.transfer import Drop, Recorder, Wanted, slots_of, write_back
+
+if TYPE_CHECKING:
+    from engine.vllm.image_kv.narrowing import Narrowing
 
 
 @dataclass(slots=True)
@@ -47,6 +50,7 @@ class Worker:
         pool: the entries.
         table: the model's rotary embedding.
         capture_bytes: what entries that are being filled may have together.
+        narrowing: the decoder layers, where they may compute different rows.
     """
 
     def __init__(
@@ -57,10 +61,12 @@ class Worker:
         pool: ImagePool,
         table: RopeTable,
         capture_bytes: int,
+        narrowing: Narrowing | None = None,
     ) -> None:
         self._fingerprint, self._layers, self._block_tokens = fingerprint, layers, block_tokens
         self._pool, self._table, self._capture_bytes = pool, table, capture_bytes
         self._recorder = Recorder(layers)
+        self._narrowing = narrowing
         self._waiting: dict[int, Future[Hold | None]] = {}
         self._names: dict[int, ImageName] = {}
         self._holds: dict[int, Hold] = {}
@@ -87,17 +93,31 @@ class Worker:
             [Wanted(donor.entry, capture.row, self._slots(capture)) for capture, donor in self._captured]
         )
 
+    def attach(self, model: Any) -> None:
+        """Be given the model, so that its layers can compute different rows.
+
+        Raises:
+            ConfigError: as `Narrowing.attach`.
+        """
+        assert self._narrowing is not None, "called where layers may compute different rows"
+        self._narrowing.attach(model)
+
     def load(self, loads: Sequence[Load]) -> None:
-        """Put what is asked for into the paged cache."""
+        """Put what is asked for into the paged cache, and have layers drop the rows that are loaded for them alone."""
+        drops: list[Drop] = []
         for load in loads:
-            entry = self._holds[load.hold].entry
-            slots = self._slots(load)
-            grid = self._names[load.hold].grid
-            positions = (entry.position + places_in(grid, self._table))[..., load.row :]
+            kept = _kept(load)
+            entry, slots = self._holds[load.hold].entry, self._slots(load)
+            first, last = load.row + min(kept, default=0), load.row + load.span.count
+            positions = (entry.position + places_in(self._names[load.hold].grid, self._table))[..., first:last]
             delta = load.position - entry.position
             # On the device, where the table is. All layers in one call: how far to turn is found out once.
-            keys = rotate(entry.keys[:, load.row :].to(self._table.cos_sin.device), positions, delta, self._table)
-            write_back(self._layers, keys, entry.values[:, load.row :], slots)
+            keys = rotate(entry.keys[:, first:last].to(self._table.cos_sin.device), positions, delta, self._table)
+            firsts = [load.row + count - first for count in kept] if kept else None
+            write_back(self._layers, keys, entry.values[:, first:last], slots[first - load.row :], firsts)
+            if kept:
+                drops.append(Drop(slots, kept))
+        self._drop(drops)
 
     def finish(self) -> None:
         """Take over what the forward pass computed. An entry of which rows did not come is given up."""
@@ -113,6 +133,7 @@ class Worker:
                 self._keep(capture, donor)
         self._captured = []
         self._recorder.expect([])
+        self._drop([])
 
     def report(self) -> Report | None:
         """What is to be said after a step; None when it is nothing."""
@@ -137,6 +158,12 @@ class Worker:
     def close(self) -> None:
         """Wait for what is being written."""
         self._pool.close()
+
+    def _drop(self, drops: Sequence[Drop]) -> None:
+        if self._narrowing is not None:
+            self._narrowing.expect(drops)
+        # Or a layer would write its own rows over those that were loaded.
+        assert not drops or (self._narrowing is not None and self._narrowing.attached), "the layers are not known"
 
     def _key(self, name: ImageName) -> EntryKey:
         return EntryKey(self._fingerprint, name.tenant, name.image, name.grid)
@@ -184,6 +211,11 @@ class Worker:
 
     def _slots(self, what: Capture | Load) -> Tensor:
         return slots_of(what.span.blocks, self._block_tokens, what.span.first, what.span.count)
+
+
+def _kept(load: Load) -> tuple[int, ...]:
+    """Of the rows of a load, how many each layer computes, from its first on; none where no layer computes any."""
+    return tuple(min(max(0, rows - load.row), load.span.count) for rows in load.rows)
 
 
 def places_in(grid: tuple[int, int, int], table: RopeTable) -> Tensor:

@@ -20,13 +20,10 @@ class Node:
 
 @pytest.fixture
 def collector() -> Generator[Collector]:
-    thresholds = gc.get_threshold()
     made = Collector()
     made.begin()
     yield made
     made.end()
-    gc.unfreeze()
-    gc.set_threshold(*thresholds)
 
 
 def cycle() -> weakref.ref[Node]:
@@ -63,12 +60,24 @@ def test_nothing_is_collected_between_two_looks(collector: Collector) -> None:
     assert left() is None
 
 
-def test_in_the_end_the_interpreter_collects_as_it_likes_again(collector: Collector) -> None:
+def test_after_its_last_user_the_interpreter_collects_as_it_likes_again() -> None:
+    thresholds = gc.get_threshold()
+    collector = Collector()
+    collector.begin()
+    collector.begin()
     collector.end()
+    assert not gc.isenabled()
+    collector.end()
+    assert (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()) == (True, thresholds, 0)
     left = cycle()
     kept = many(20_000)
     assert left() is None
     assert kept
-    # What somebody else has switched on is left on.
+
+
+def test_what_somebody_else_has_switched_on_is_left_on(collector: Collector) -> None:
+    gc.enable()
+    kept = many(20_000)
     collector.look()
     assert gc.isenabled()
+    assert kept

@@ -83,6 +83,7 @@ def test_vllm_takes_what_we_give_it() -> None:
         ({"memory_gib": 0}, "engine.vllm.image_kv.memory_gib", "above 0"),
         ({"memory_gib": "many"}, "engine.vllm.image_kv.memory_gib", "above 0"),
         ({"memory_gib": 1, "folder": 5}, "engine.vllm.image_kv.folder", "path"),
+        ({"memory_gib": 1, "profile": 5}, "engine.vllm.image_kv.profile", "path of a file, or bundled"),
         ({"memory_gib": 1, "folder_gib": -1}, "engine.vllm.image_kv.folder_gib", "above 0"),
         ({"memory_gib": 1, "size": 2}, "engine.vllm.image_kv.size", "memory_gib, folder, folder_gib"),
     ],
@@ -103,13 +104,22 @@ def test_what_the_pool_of_images_needs_is_its_own_and_free_without_it(name: str)
     assert "engine.vllm.image_kv" in caught.value.reason
 
 
+def test_ratios_by_layer_need_the_worker_s_own_extension() -> None:
+    plain, by_layer = {"image-kv": {"memory_gib": 1}}, {"image-kv": {"memory_gib": 1, "profile": "bundled"}}
+    assert "worker-extension-cls" not in feature_options(plain, "ipc:///images")
+    assert "worker-extension-cls" in feature_options(by_layer, "ipc:///images")
+    own = {"worker-extension-cls": "mine"}
+    assert "worker-extension-cls" not in feature_options({**plain, **own}, "ipc:///images")
+    with pytest.raises(ConfigError) as caught:
+        feature_options({**by_layer, **own}, "ipc:///images")
+    assert caught.value.key == "engine.vllm.worker-extension-cls"
+
+
 def test_the_pool_of_images_is_told_to_the_engine_beside_the_user_s_own() -> None:
     options = {"image-kv": {"memory_gib": 1, "folder": "f"}, "additional-config": {"mine": 1}}
     made = feature_options(options, "ipc:///images")
-    assert made["additional-config"] == {
-        "mine": 1,
-        "stillframe": {"image_kv": {"memory_gib": 1.0, "folder": "f", "folder_gib": 20.0, "endpoint": "ipc:///images"}},
-    }
+    told = {"memory_gib": 1.0, "folder": "f", "folder_gib": 20.0, "profile": "", "endpoint": "ipc:///images"}
+    assert made["additional-config"] == {"mine": 1, "stillframe": {"image_kv": told}}
     with pytest.raises(ConfigError) as caught:
         feature_options({**options, "additional-config": {"stillframe": {}}}, "")
     assert caught.value.key == "engine.vllm.additional-config"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.vllm.image_kv.jumps import Jump, chunk, jump_over, landing
+from engine.vllm.image_kv.jumps import Jump, Stretch, Walk, chunk, jump_over, landing, walk
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,34 @@ def test_images_side_by_side_are_passed_over_together_and_a_hit_within_one_is_go
     assert chunk(jumps, 30, 100) == 100
 
 
+def test_a_step_with_room_goes_on_behind_as_many_jumps_as_fit() -> None:
+    jumps = [Jump(4, 5, 10), Jump(12, 12, 20), Jump(20, 20, 30), Jump(40, 41, 50)]
+    passed = (Stretch(0, 5), Stretch(10, 12), Stretch(30, 41))
+    assert walk(jumps, 0, 18, 3) == Walk(50, tuple(jumps), passed)
+    assert walk(jumps, 0, 17, 3) == Walk(30, tuple(jumps[:3]), passed[:2])
+    assert walk(jumps, 0, 18, 1) == Walk(10, tuple(jumps[:1]), passed[:1])
+    assert walk(jumps, 0) == Walk(0)
+    assert walk(jumps, 7, 100, 1) == Walk(30, (Jump(4, 7, 10), *jumps[1:3]), (Stretch(10, 12),))
+    assert walk(jumps, 50, 100, 9) == Walk(50)
+
+
+def test_rows_that_only_some_layers_load_end_a_stretch_as_well() -> None:
+    assert walk([Jump(2, 6, 6, (4, 1)), Jump(8, 9, 12)], 0, 100, 9).passed == (Stretch(0, 6), Stretch(6, 9))
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.integers(1, 40)), max_size=5),
     st.integers(1, 9),
     st.floats(0, 1),
     st.integers(1, 50),
     st.integers(0, 200),
+    st.integers(0, 60),
+    st.integers(0, 4),
 )
 def test_all_is_there_at_the_end(
-    images: list[tuple[int, int]], tail: int, ratio: float, budget: int, cached: int
+    images: list[tuple[int, int]], tail: int, ratio: float, budget: int, cached: int, room: int, stretches: int
 ) -> None:
-    """Whatever the images, the budget of a step, and how much a prefix cache brought."""
+    """Whatever the images, the budget of a step, what room it has, and how much a prefix cache brought."""
     spans: list[tuple[int, int]] = []
     at = 0
     for text, tokens in images:
@@ -65,8 +82,12 @@ def test_all_is_there_at_the_end(
     computing: list[int] = []
     loaded: list[int] = []
     while computed < prompt:
-        computed, loads = landing(jumps, computed)
-        loaded += [token for load in loads for token in range(load.start, load.end)]
+        found = walk(jumps, computed, room, stretches)
+        computed = found.target
+        loaded += [token for load in found.loads for token in range(load.start, load.end)]
+        computing += [token for stretch in found.passed for token in range(stretch.start, stretch.end)]
+        assert sum(stretch.tokens for stretch in found.passed) <= room
+        assert len(found.passed) <= stretches
         step = chunk(jumps, computed, min(budget, prompt - computed))
         assert step > 0
         computing += range(computed, computed + step)
