@@ -16,6 +16,7 @@ from random import Random
 import pytest
 import pytest_asyncio
 
+from engine.base import BlockStored
 from tests.contract.block_tier_rig import (
     BLOCK_BYTES,
     MEMORY_BLOCKS,
@@ -81,6 +82,10 @@ async def test_a_turn_whose_prefix_was_evicted_reads_it_from_memory_and_answers_
     again = await rig.ask("memory-3", later, tokens=40)
     assert (again.read_tokens, same(again, computed)) == (full_blocks(again.prompt_tokens), True)
     assert (await rig.tiers()).memory_loaded == after.memory_loaded
+    # Of the tiers' own events, which say nothing of their tokens, the gateway's mirror hears nothing.
+    stored = [event for event in rig.events if isinstance(event, BlockStored)]
+    assert stored
+    assert all(event.token_ids for event in stored)
 
 
 async def test_what_left_memory_too_is_read_from_files(rig: TierRig) -> None:

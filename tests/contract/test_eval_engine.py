@@ -18,7 +18,7 @@ pytestmark = [
 
 def test_the_engine_answers_as_the_plain_model_and_computes_as_much(tmp_path: Path) -> None:
     file = tmp_path / "eval.json"
-    options = ["--questions", "3", "--ratios", "0.05", "0.3", "--donors", "other_images", "reordered", "--timed", "0"]
+    options = ["--questions", "2", "--ratios", "0.05", "0.3", "--donors", "other_images", "reordered", "--timed", "0"]
     # With an engine the command ends its process at once.
     command = [sys.executable, "-m", "app.cli", "eval", "--engine", *options, "--every", "--json", str(file)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
@@ -36,7 +36,7 @@ def test_the_engine_answers_as_the_plain_model_and_computes_as_much(tmp_path: Pa
     for row in rows:
         other = plain[row["method"], row["ratio"], row["donor"]]
         # Another order of sums may turn an answer that hangs by a thread.
-        assert row["as_plain"] >= 5 / 6, row
+        assert row["as_plain"] >= 3 / 4, row
         assert row["ttft_seconds"] > 0
         if row["method"] == "prefix":
             # In whole blocks.

@@ -65,8 +65,8 @@ class CopyingWorker(vllm_tiers.OffloadingWorker):
         for tensors, rows in self._parts(groups.group_sizes):
             pairs = list(zip(there[rows].tolist(), here[rows].tolist(), strict=True))
             for index in tensors:
-                # A row at a time is a plain copy of memory. torch goes byte by byte over an index, and wakes threads for
-                # each row: seconds, not milliseconds.
+                # A row at a time is a plain copy of memory. torch goes byte by byte over an index, and wakes threads
+                # for each row: seconds, not milliseconds.
                 for from_row, to_row in pairs:
                     target[index][to_row] = source[index][from_row]
                 copied += len(pairs) * source[index].shape[1]

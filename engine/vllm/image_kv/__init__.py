@@ -9,6 +9,8 @@
     stats.py        what the pool counts
     transfer.py     rows between entries and vLLM's paged cache
     jumps.py        where a prefill ends a chunk and where it goes on
+    layers.py       what each layer computes of an image, by a profile of the model
+    narrowing.py    layers that drop rows; `extension.py` gives it the model
     taint.py        hashes of their own for approximate blocks
     settings.py     `engine.vllm.image_kv`
     families.py     what it cannot be used with, refused at the start

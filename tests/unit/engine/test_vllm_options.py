@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from context.errors import ConfigError
 from engine import torchvision_ops
+from engine.reference.profile import read_profile
 from engine.vllm.features import feature_options
+from engine.vllm.image_kv.settings import ImageKvSettings
 from engine.vllm.options import VllmSettings, arguments, parse
 
 REQUIRED = {"kv-events-config": {"enable_kv_cache_events": True}}
@@ -113,6 +117,14 @@ def test_ratios_by_layer_need_the_worker_s_own_extension() -> None:
     with pytest.raises(ConfigError) as caught:
         feature_options({**by_layer, **own}, "ipc:///images")
     assert caught.value.key == "engine.vllm.worker-extension-cls"
+
+
+def test_the_demo_model_s_own_ratios_by_layer_have_a_name() -> None:
+    file = ImageKvSettings.of({"memory_gib": 1, "profile": "bundled"}).profile_file
+    assert file is not None
+    assert read_profile(file).layers == 6
+    assert ImageKvSettings.of({"memory_gib": 1, "profile": "mine.json"}).profile_file == Path("mine.json")
+    assert ImageKvSettings.of({"memory_gib": 1}).profile_file is None
 
 
 def test_the_pool_of_images_is_told_to_the_engine_beside_the_user_s_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from context.errors import ConfigError
-from engine.reference.profile import ReuseProfile, read_profile, write_profile
+from engine.demo_model import bundled_folder
+from engine.demo_model.evaluate import weights_digest
+from engine.reference.profile import ReuseProfile, read_profile, weights_sha256, write_profile
 
 WEIGHTS = "ab" * 32
 
@@ -128,3 +131,22 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: str | Non
         file.write_text(content)
     with pytest.raises(ConfigError, match=said):
         read_profile(file)
+
+
+def test_weights_are_known_by_all_of_their_bytes_in_one_file_or_several(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    assert weights_sha256(tmp_path) == weights_digest(tmp_path) == sha256(b"one").hexdigest()
+    (tmp_path / "model-2.safetensors").write_bytes(b"two")
+    several = weights_sha256(tmp_path)
+    assert several != sha256(b"one").hexdigest()
+    (tmp_path / "model-2.safetensors").write_bytes(b"twp")
+    assert weights_sha256(tmp_path) != several
+    # What the bundled profile is of.
+    assert (
+        weights_sha256(bundled_folder()) == read_profile(bundled_folder().parent / "reuse_profile.json").weights_sha256
+    )
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no weights as safetensors"):
+        weights_sha256(tmp_path)
