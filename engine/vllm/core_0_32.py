@@ -1,6 +1,7 @@
 """Names of vLLM 0.32 that are used inside of the engine core and its workers, beside those of `v0_32.py`.
 
-Importing this module imports vLLM's model code. Like there, what moved is said at start.
+Importing this module imports vLLM's model code. Like there, what moved is said at start: of classes by `check` and
+`check_pool`, and of what only an object has by `check_instance`, once it is made.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -11,15 +12,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import vllm
-from torch import Tensor
-from vllm import _custom_ops, envs
 from vllm.config import KVTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -31,7 +30,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
@@ -69,10 +67,8 @@ __all__ = [
     "RotaryEmbedding",
     "Scheduler",
     "SupportsHMA",
-    "attention_as",
-    "attention_of",
     "check",
-    "check_narrowing",
+    "check_instance",
     "check_pool",
     "count_loaded",
     "get_block_hash",
@@ -81,7 +77,6 @@ __all__ = [
     "is_full_attention",
     "kv_cache_coordinator",
     "model_folder",
-    "narrowed",
     "own_config",
     "parts_of",
     "rank",
@@ -196,39 +191,9 @@ _POOL_NEEDED: dict[str, tuple[Any, dict[str, tuple[str, ...]]]] = {
     ),
 }
 
-# All that vLLM's attention on a CPU is told of a batch, and what it wants for its own planning.
-_CPU_ATTENTION = {
-    "num_actual_tokens",
-    "max_query_len",
-    "query_start_loc",
-    "max_seq_len",
-    "seq_lens",
-    "block_table",
-    "slot_mapping",
-    "scheduler_metadata",
-    "causal",
-    "dynamic_causal",
-    "use_sdpa_prefill",
-    "num_decode_tokens",
-    "sdpa_attn_masks",
-    "sdpa_start_loc",
-    "encoder_cache",
-}
-_CPU_SCHEDULING = {
-    "num_reqs",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "seq_lens",
-    "dtype",
-    "query_start_loc",
-    "causal",
-    "sliding_window_size",
-    "isa",
-    "enable_kv_split",
-    "dynamic_causal",
-    "kv_cache_dtype",
-}
+# What only a request has that is made.
+_OF_A_REQUEST = ("_block_hasher", "block_hashes", "cache_salt", "mm_features", "prompt_token_ids", "prefill_stats")
+_ENCODER_INPUTS = "tuple[list[int], int, int, list[int], list[int]]"
 
 _ONE_TABLE = (RotaryEmbedding, MRotaryEmbedding, YaRNScalingRotaryEmbedding, Llama3RotaryEmbedding)
 _PARTS = ("cos_sin_cache", "rotary_dim", "head_size", "is_neox_style", "forward_native")
@@ -243,9 +208,13 @@ def check() -> None:
     Raises:
         ConfigError: a name or a parameter moved; names all of them.
     """
-    if moved := [f"{name}.{part}" for name, (owner, parts) in _NEEDED.items() for part in moved_of(owner, parts)]:
-        reason = f"vLLM is not as this release of Stillframe knows it: {', '.join(moved)}"
-        raise ConfigError("environment", "", f"{reason}. Install the pinned requirements, or turn reuse off.")
+    moved = [f"{name}.{part}" for name, (owner, parts) in _NEEDED.items() for part in moved_of(owner, parts)]
+    request = Request("check", [0], SamplingParams(max_tokens=1), None)
+    moved += [f"Request.{part}" for part in missing_of(request, _OF_A_REQUEST)]
+    # A function that the scheduler's mix-in stands in for, so that it gives the same.
+    if str(inspect.signature(Scheduler._try_schedule_encoder_inputs).return_annotation) != _ENCODER_INPUTS:
+        moved.append("Scheduler._try_schedule_encoder_inputs(return)")
+    refuse_moved(moved, "turn reuse off")
 
 
 def check_pool() -> None:
@@ -257,92 +226,46 @@ def check_pool() -> None:
     moved = [f"{name}.{part}" for name, (owner, parts) in _POOL_NEEDED.items() for part in moved_of(owner, parts)]
     if getattr(kv_cache_coordinator, "BlockPool", None) is not BlockPool:
         moved.append("kv_cache_coordinator.BlockPool")
-    if moved:
-        reason = f"vLLM is not as this release of Stillframe knows it: {', '.join(moved)}"
-        raise ConfigError("environment", "", f"{reason}. Install the pinned requirements, or set eviction to lru.")
+    refuse_moved(moved, "set eviction to lru")
 
 
-def check_narrowing() -> None:
-    """Say what of vLLM's attention on a CPU is not as layers that drop rows expect.
-
-    Raises:
-        ConfigError: a name or a parameter moved; names all of them.
-    """
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
-
-    known = {field.name for field in dataclasses.fields(CPUAttentionMetadata)}
-    moved = [f"CPUAttentionMetadata.{name}" for name in sorted(known ^ _CPU_ATTENTION)]
-    scheduling = inspect.signature(_custom_ops.cpu_attn_get_scheduler_metadata).parameters
-    moved += [f"cpu_attn_get_scheduler_metadata({name})" for name in scheduling if name not in _CPU_SCHEDULING]
-    if moved:
-        reason = f"vLLM is not as this release of Stillframe knows it: {', '.join(moved)}"
-        raise ConfigError("environment", "", f"{reason}. Install the pinned requirements, or remove profile.")
-
-
-def attention_of(layer: Any) -> tuple[Any, Tensor]:
-    """What an attention layer is told of the forward pass that runs: its metadata, and the slots of all rows."""
-    context = get_forward_context()
-    metadata, slots = cast("Any", context.attn_metadata), cast("Any", context.slot_mapping)
-    return metadata[layer.layer_name], slots[layer.layer_name]
-
-
-@contextmanager
-def attention_as(layer: Any, metadata: Any, slots: Tensor) -> Generator[None]:
-    """Within it an attention layer is told this."""
-    context, name = get_forward_context(), layer.layer_name
-    told, place = cast("Any", context.attn_metadata), cast("Any", context.slot_mapping)
-    before = told[name], place[name]
-    told[name], place[name] = metadata, slots
-    try:
-        yield
-    finally:
-        told[name], place[name] = before
-
-
-def narrowed(layer: Any, metadata: Any, slots: Tensor, dropped: Sequence[int]) -> Any:
-    """Attention's metadata on a CPU without the last rows of some requests.
-
-    As `CPUAttentionMetadataBuilder.build` makes it. Requests without a row are left out.
+def check_instance(owner: object, name: str, parts: Sequence[str], way_out: str = "") -> None:
+    """Say what an object lacks that vLLM made: its class does not tell.
 
     Args:
-        layer: vLLM's attention layer.
-        metadata: with all rows.
-        slots: of the rows that are left.
-        dropped: for each request how many of its rows are not.
+        owner: the object.
+        name: of its class in vLLM.
+        parts: the attributes that are used; `a.b` is one of its `a`.
+        way_out: what may be done instead of another installation.
+
+    Raises:
+        ConfigError: names all that are missing.
     """
-    gone = torch.tensor(dropped, dtype=metadata.seq_lens.dtype)
-    requests = len(dropped)
-    counts = metadata.query_start_loc[1 : requests + 1] - metadata.query_start_loc[:requests] - gone
-    stays = counts > 0
-    starts = torch.cat((counts.new_zeros(1), counts[stays].cumsum(0, dtype=counts.dtype)))
-    lengths = (metadata.seq_lens[:requests] - gone)[stays]
-    if not len(lengths):
-        return None
-    scheduling = _custom_ops.cpu_attn_get_scheduler_metadata(
-        num_reqs=len(lengths),
-        num_heads=layer.num_heads,
-        num_kv_heads=layer.num_kv_heads,
-        head_dim=layer.head_size,
-        seq_lens=lengths,
-        dtype=layer.kv_cache.dtype,
-        query_start_loc=starts,
-        causal=metadata.causal,
-        sliding_window_size=layer.impl.sliding_window,
-        isa=layer.isa,
-        enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
-        kv_cache_dtype=layer.kv_cache_dtype,
-    )
-    return dataclasses.replace(
-        metadata,
-        num_actual_tokens=len(slots),
-        max_query_len=int(counts.max()),
-        query_start_loc=starts,
-        max_seq_len=int(lengths.max()),
-        seq_lens=lengths,
-        block_table=metadata.block_table[:requests][stays],
-        slot_mapping=slots,
-        scheduler_metadata=scheduling,
-    )
+    refuse_moved([f"{name}.{part}" for part in missing_of(owner, parts)], way_out)
+
+
+def missing_of(owner: object, parts: Sequence[str]) -> list[str]:
+    """Of an object, those attributes that are missing; `a.b` is one of its `a`."""
+    missing: list[str] = []
+    for part in parts:
+        try:
+            attrgetter(part)(owner)
+        except AttributeError:
+            missing.append(part)
+    return missing
+
+
+def refuse_moved(moved: Sequence[str], way_out: str = "") -> None:
+    """Refuse to start where anything moved.
+
+    Raises:
+        ConfigError: names all of it, and what may be done.
+    """
+    if not moved:
+        return
+    remedy = "Install the pinned requirements" + (f", or {way_out}." if way_out else ".")
+    reason = f"vLLM is not as this release of Stillframe knows it: {', '.join(moved)}"
+    raise ConfigError("environment", "", f"{reason}. {remedy}")
 
 
 def moved_of(owner: Any, needed: dict[str, tuple[str, ...]]) -> list[str]:

@@ -142,7 +142,10 @@ class VllmEngine:
         self._require_ready()
         # The core frees a finished request's blocks one step after its last token left, and refuses until then.
         for _ in range(_RESET_TRIES):
-            if await self._client.reset_prefix_cache(reset_connector=with_images):
+            # It empties the connector also where it refuses, so that is not asked for before the blocks are gone.
+            if await self._client.reset_prefix_cache() and (
+                not with_images or await self._client.reset_prefix_cache(reset_connector=True)
+            ):
                 return
             await asyncio.sleep(0.02)
         raise EngineUnavailable("The prefix cache cannot be emptied while requests are running.")

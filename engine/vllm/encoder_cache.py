@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from engine.vllm.blocks.returns import Returns, Watched
+from engine.vllm.core_0_32 import check_instance
 from engine.vllm.v0_32 import EncoderCacheManager
 
 _INTERNAL_ID = re.compile(r"^(?:\d+_)?chatcmpl-(.+)-[0-9a-f]{8}$")
@@ -29,6 +30,8 @@ _QUEUE_EVENTS = 100_000
 # Attention within an image costs as much as all else in Qwen2-VL's encoder where it has so many embeddings.
 _EVEN_EMBEDDINGS = 2048
 _LOOKED_AT = 64
+# What a manager has once it is made, of which its class says nothing.
+_USED = ("freeable.move_to_end", "freed", "num_free_slots", "num_freeable_slots")
 
 
 def gateway_request_id(internal: str) -> str:
@@ -58,6 +61,7 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
 
     def __init__(self, cache_size: int, *, by_value: bool = False) -> None:
         super().__init__(cache_size)
+        check_instance(self, "EncoderCacheManager", _USED)
         self._returns = Returns() if by_value else None
         self._uses: dict[str, Watched] = {}
         self._socket: zmq.Socket[bytes] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from context.errors import ConfigError
@@ -11,6 +12,7 @@ from context.reuse import Reuse
 from engine.vllm.block_tiers import settings as block_tiers
 from engine.vllm.image_kv.prompt_images import MODE, OPT_IN
 from engine.vllm.image_kv.settings import SETTING, ImageKvSettings
+from engine.vllm.private_folder import make_private
 
 # Settings of ours that stand among vLLM's options.
 OWN = ("image-kv", "block-tiers", "eviction")
@@ -148,6 +150,10 @@ def prepare(config: Any, args: Any) -> None:
         own = ImageKvSettings.of({key: value for key, value in ours["image_kv"].items() if key != "endpoint"})
         if own.profile_file is not None:
             families.check_profile(config, own.profile_file)
+        if own.folder_path is not None:
+            # The worker's file tier goes on in memory where a disk is at fault, and tells it.
+            with suppress(OSError):
+                make_private(own.folder_path, f"{SETTING}.folder")
     elif "block_tiers" in ours:
         checks.check(config, block_tiers.BlockTierSettings.of(ours["block_tiers"]))
     else:

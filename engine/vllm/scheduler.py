@@ -36,6 +36,21 @@ else:
 
 # How many of those that wait may be admitted in a step, as a guess.
 _SOON = 4
+# What a scheduler has once it is made, of which its class says nothing.
+_USED = (
+    "block_size",
+    "encoder_cache_manager",
+    "finished_req_ids",
+    "kv_cache_manager.block_pool.get_num_free_blocks",
+    "kv_cache_manager.get_block_ids",
+    "max_num_active_reqs",
+    "max_num_running_reqs",
+    "max_num_scheduled_tokens",
+    "model_uses_mrope",
+    "requests",
+    "running",
+    "waiting",
+)
 
 
 class ImageKvScheduling(_Base):
@@ -49,7 +64,9 @@ class ImageKvScheduling(_Base):
         # Requests may be looked up while vLLM's own parts are made.
         self._planner: Planner | None = None
         super().__init__(*args, **kwargs)
+        core.check_instance(self, "Scheduler", ("connector", "ec_connector"))
         if isinstance(self.connector, ImageKvConnector):
+            core.check_instance(self, "Scheduler", _USED, "turn reuse off")
             self._planner = self.connector.planner
         if isinstance(self.ec_connector, PooledEncoderConnector):
             self.ec_connector.planner = self._planner

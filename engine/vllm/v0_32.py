@@ -1,4 +1,8 @@
-"""Every private name of vLLM 0.32 that Stillframe uses, in one place.
+"""Every private name of vLLM 0.32 that the gateway's process uses, in one place.
+
+Each version of vLLM has a few such modules, by what they load and for whom: this one for the gateway's process,
+`core_0_32.py` for the engine core and its workers, `narrowing_0_32.py` for layers that compute fewer rows, and
+`tiers_0_32.py` for the tiers below the prefix cache.
 
 Importing this module imports vLLM. `check()` says at start what moved, so that another version of vLLM fails with a
 sentence and not in the middle of a request.
@@ -57,6 +61,7 @@ _NEEDED: dict[str, tuple[Any, tuple[str, ...]]] = {
             "reset_prefix_cache",
             "reset_mm_cache",
             "reset_encoder_cache",
+            "collective_rpc",
             "get_supported_tasks",
         ),
     ),
@@ -70,7 +75,8 @@ def check() -> None:
         ConfigError: another version of vLLM is installed, or a name moved.
     """
     version = str(vllm.__version__)
-    moved = [f"{name}.{part}" for name, (owner, parts) in _NEEDED.items() for part in parts if not hasattr(owner, part)]
+    # What `AsyncLLM` is derived from has some of them as well, without anything in them.
+    moved = [f"{name}.{part}" for name, (owner, parts) in _NEEDED.items() for part in parts if part not in vars(owner)]
     if not version.startswith(VERSION + ".") or moved:
         reason = f"Stillframe embeds vLLM {VERSION}, found {version}" + (f"; missing {moved}" if moved else "")
         raise ConfigError("environment", "", f"{reason}. Install the pinned requirements.")

@@ -9,7 +9,8 @@
 
 A file's name says which block it has to be; what cannot be read as that block is removed and counted, never served.
 Files are renamed into place and not synced: after a crash of the machine the checksum tells those that were not written
-whole. A disk that refuses ends the writing for the life of the process, with one warning.
+whole. A disk that refuses ends the writing for the life of the process, with one warning. A file that cannot be read or
+removed is not served any more, but counts until it is gone, so that the bound holds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import blake3
 
@@ -39,6 +40,12 @@ _MAGIC = b"SFBLKKV\x00"
 _HEADER = struct.Struct("<8sIQ32s32s")
 _FILE = re.compile(r"([0-9a-f]{64})\.blockkv")
 _UNFINISHED = re.compile(r"[0-9a-f]{32}\.unfinished")
+_Work = Literal["write", "read", "remove"]
+_THEN: dict[_Work, str] = {
+    "write": "blocks are kept in memory alone from here on",
+    "read": "a file was not read",
+    "remove": "a file was not removed",
+}
 
 
 class _BadFile(Exception):
@@ -46,7 +53,8 @@ class _BadFile(Exception):
 
 
 class BlockFiles:
-    """Blocks in files, of one engine alone. Methods may be called from several threads; all but `in` and `touch` block.
+    """Blocks in files, of one engine alone. Methods may be called from several threads. `in`, `touch`, `drop` and `stats`
+    never wait for the disk; all others do.
 
     Args:
         folder: made if it is not there, for its owner alone. Files in it with other names are left alone; those of
@@ -60,12 +68,17 @@ class BlockFiles:
 
     def __init__(self, folder: Path, max_bytes: int, fingerprint: str) -> None:
         self._folder, self._max_bytes, self._fingerprint = folder, max_bytes, fingerprint.encode()
+        # For names and counters; nobody has it while the disk works.
         self._lock = threading.Lock()
+        # Who has it gives files their names or takes them away; taken before the other one.
+        self._disk = threading.Lock()
         # Used least recently first.
         self._sizes: OrderedDict[str, int] = OrderedDict()
+        # Files that are not served and could not be removed yet: first to go for room.
+        self._unserved: dict[str, int] = {}
         self._bytes = self._stored = self._loaded = self._evicted = self._dropped = self._refused = self._faults = 0
         self._writing = True
-        self._warned: set[bool] = set()
+        self._warned: set[_Work] = set()
         self._claim = claimed(folder)
         self._look()
 
@@ -79,30 +92,17 @@ class BlockFiles:
         name, size = self._name(key), _HEADER.size + block.nbytes
         unfinished = self._folder / f"{secrets.token_hex(16)}.unfinished"
         try:
-            with self._lock:
-                if not self._writing or not self._room(size):
-                    self._dropped += 1
-                    return False
-                # Counted before it is there, so that two writers cannot exceed the bound together.
-                self._bytes += size
-            try:
-                self._put(unfinished, name, block)
-                unfinished.rename(self._path(name))
-            except OSError:
-                with self._lock:
-                    self._bytes -= size
-                    self._dropped += 1
-                with suppress(OSError):
-                    unfinished.unlink()
-                raise
+            with self._disk:
+                has_room = self._reserved(size)
+            if has_room:
+                self._keep(unfinished, name, block, size)
         except OSError as error:
-            self._fault(error)
+            self.drop(1)
+            self._fault(error, "write")
             return False
-        with self._lock:
-            self._bytes -= self._sizes.pop(name, 0)
-            self._sizes[name] = size
-            self._stored += 1
-        return True
+        if not has_room:
+            self.drop(1)
+        return has_room
 
     def read(self, key: bytes, block: memoryview) -> bool:
         """Fill `block` with the block of that key, checked to the last byte; False when it cannot be had.
@@ -113,17 +113,19 @@ class BlockFiles:
         try:
             self._get(name, block)
         except FileNotFoundError:
-            with self._lock:
-                self._forget(name)
+            self._discard(name)
             return False
         except _BadFile as error:
+            _log.warning("a file of the blocks' folder is removed: it %s", error)
             with self._lock:
-                self._refuse(name, error)
+                self._refused += 1
+            self._discard(name)
             return False
         except OSError as error:
             with self._lock:
-                self._forget(name)
-            self._fault(error, ends_writing=False)
+                if (size := self._sizes.pop(name, None)) is not None:
+                    self._unserved[name] = size
+            self._fault(error, "read")
             return False
         with self._lock:
             self._loaded += 1
@@ -144,12 +146,17 @@ class BlockFiles:
             self._dropped += blocks
 
     def clear(self) -> None:
-        """Remove all blocks, those of other models too."""
-        with self._lock:
-            for name in list(self._sizes):
-                self._forget(name)
-                with suppress(OSError):
-                    self._path(name).unlink(missing_ok=True)
+        """Remove all blocks, those of other models too. One that cannot be removed is not served, and counts."""
+        with self._disk:
+            with self._lock:
+                leaving = [*self._unserved.items(), *self._sizes.items()]
+                self._unserved.clear()
+                self._sizes.clear()
+            for name, size in leaving:
+                try:
+                    self._remove(name, size)
+                except OSError as error:
+                    self._fault(error, "remove")
 
     def close(self) -> None:
         """Let the folder go to whoever wants it."""
@@ -175,6 +182,24 @@ class BlockFiles:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.blockkv"
+
+    def _keep(self, unfinished: Path, name: str, block: memoryview, size: int) -> None:
+        """Write a block for which there is room."""
+        try:
+            self._put(unfinished, name, block)
+            with self._disk:
+                unfinished.rename(self._path(name))
+                with self._lock:
+                    self._bytes -= self._taken(name)
+                    self._sizes[name] = size
+                    self._stored += 1
+        except OSError:
+            # What cannot be removed counts until the next start, which removes it.
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+                with self._lock:
+                    self._bytes -= size
+            raise
 
     def _put(self, path: Path, name: str, block: memoryview) -> None:
         header = _HEADER.pack(_MAGIC, VERSION, block.nbytes, bytes.fromhex(name), bytes(32))[:-32]
@@ -217,18 +242,58 @@ class BlockFiles:
             with suppress(OSError):
                 os.utime(fd)
 
-    def _room(self, size: int) -> bool:
-        if size > self._max_bytes:
-            return False
-        while self._bytes + size > self._max_bytes:
-            if not self._sizes:
-                # The rest is being written.
-                return False
-            name, gone = self._sizes.popitem(last=False)
-            self._bytes -= gone
-            self._evicted += 1
+    def _reserved(self, size: int) -> bool:
+        """Count a file before it is there, so that two writers cannot exceed the bound together, and remove others for
+        it; whether there is room. Whoever calls has the disk.
+
+        Raises:
+            OSError: one that has to go cannot be removed.
+        """
+        while True:
+            with self._lock:
+                if not self._writing or size > self._max_bytes:
+                    return False
+                if self._bytes + size <= self._max_bytes:
+                    self._bytes += size
+                    return True
+                if self._unserved:
+                    name, gone = self._unserved.popitem()
+                elif self._sizes:
+                    name, gone = self._sizes.popitem(last=False)
+                else:
+                    # The rest is being written.
+                    return False
+            self._remove(name, gone)
+            with self._lock:
+                self._evicted += 1
+
+    def _remove(self, name: str, size: int) -> None:
+        """Remove a file that is served no more and still counts. Whoever calls has the disk.
+
+        Raises:
+            OSError: it cannot be removed, and counts on.
+        """
+        try:
             self._path(name).unlink(missing_ok=True)
-        return True
+        except OSError:
+            with self._lock:
+                self._unserved[name] = size
+            raise
+        with self._lock:
+            self._bytes -= size
+
+    def _discard(self, name: str) -> None:
+        """Remove a file that is not what it should be."""
+        with self._disk:
+            with self._lock:
+                size = self._taken(name)
+            try:
+                self._remove(name, size)
+            except OSError as error:
+                self._fault(error, "remove")
+
+    def _taken(self, name: str) -> int:
+        return self._sizes.pop(name, 0) + self._unserved.pop(name, 0)
 
     def _look(self) -> None:
         """Learn of the blocks that there are, least recently used first as far as a folder tells."""
@@ -242,31 +307,23 @@ class BlockFiles:
                     # The folder is ours alone: whoever wrote it is no more.
                     Path(item.path).unlink(missing_ok=True)
         except OSError as error:
-            self._fault(error)
+            self._fault(error, "write")
         with self._lock:
             for _, name, size in sorted(found):
                 self._sizes[name] = size
                 self._bytes += size
-            with suppress(OSError):
+        try:
+            with self._disk:
                 # The bound may be another one than before.
-                self._room(0)
+                self._reserved(0)
+        except OSError as error:
+            self._fault(error, "write")
 
-    def _forget(self, name: str) -> None:
-        self._bytes -= self._sizes.pop(name, 0)
-
-    def _refuse(self, name: str, reason: _BadFile) -> None:
-        _log.warning("a file of the blocks' folder is removed: it %s", reason)
-        self._refused += 1
-        self._forget(name)
-        with suppress(OSError):
-            self._path(name).unlink(missing_ok=True)
-
-    def _fault(self, error: OSError, *, ends_writing: bool = True) -> None:
+    def _fault(self, error: OSError, work: _Work) -> None:
         with self._lock:
             self._faults += 1
-            self._writing = self._writing and not ends_writing
-            said = ends_writing in self._warned
-            self._warned.add(ends_writing)
+            self._writing = self._writing and work != "write"
+            said = work in self._warned
+            self._warned.add(work)
         if not said:
-            kept = "blocks are kept in memory alone from here on" if ends_writing else "a file was not read"
-            _log.warning("the blocks' folder fails, for %s: %s", reason_of(error), kept)
+            _log.warning("the blocks' folder fails, for %s: %s", reason_of(error), _THEN[work])

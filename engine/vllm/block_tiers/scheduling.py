@@ -26,6 +26,8 @@ class BlockTierScheduling(_Base):
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         self._has_tiers = bool(core.own_config(vllm_config, "block_tiers"))
         super().__init__(vllm_config, *args, **kwargs)
+        if self._has_tiers:
+            core.check_instance(self, "Scheduler", ("requests",), "remove block_tiers")
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         output = super().schedule(throttle_prefills)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+# What a scheduler has once it is made, of which its class says nothing.
+_USED = ("kv_cache_manager.block_pool", "kv_cache_manager.coordinator.single_type_managers", "requests")
+
 
 @contextmanager
 def pools_of(kind: type[Any]) -> Generator[None]:
@@ -48,6 +51,7 @@ class BlockScheduling(_Base):
             return
         with pools_of(ModalityBlockPool):
             super().__init__(vllm_config, *args, **kwargs)
+        core.check_instance(self, "Scheduler", _USED, "set eviction to lru")
         if not isinstance(self.kv_cache_manager.block_pool, ModalityBlockPool):
             raise RuntimeError("vLLM made its pool of blocks elsewhere than it did")
 

@@ -25,7 +25,9 @@ from engine.vllm.image_kv.entry import Entry, Layout
 from engine.vllm.image_kv.format import BadFile
 from engine.vllm.image_kv.keys import EntryKey
 from engine.vllm.image_kv.order import Order
+from engine.vllm.image_kv.settings import SETTING
 from engine.vllm.image_kv.stats import FileStats
+from engine.vllm.private_folder import make_private
 
 _log = logging.getLogger(__name__)
 _ENTRY = re.compile(r"([0-9a-f]{64})\.imagekv")
@@ -36,44 +38,50 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class FileTier:
-    """Entries in files. All methods block; they may be called from several threads.
+    """Entries in files. All methods that read, write or remove wait for the disk; they may be called from several
+    threads.
 
     Args:
         folder: made if it is not there, for its owner alone. Files in it with other names are left alone.
         max_bytes: what all entries' files together may have, those of other processes among them. Processes that write
             at the same moment may exceed it by what they are writing.
+
+    Raises:
+        ConfigError: the folder is another user's, or others may write to it.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._lock = threading.Lock()
+        # Who changes the folder has the first one, for as long as the disk takes; names and counts are under the other,
+        # with which nobody does more than look up. The first one is taken before the other.
+        self._disk, self._lock = threading.Lock(), threading.Lock()
         self._order = Order()
         self._writing = True
         self._left: set[str] = set()
         self._warned: set[bool] = set()
         self._evicted = self._refused = self._faults = 0
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._lock:
+            make_private(folder, f"{SETTING}.folder")
+            with self._disk:
                 self._look()
         except OSError as error:
             self._fault(error)
 
     def __contains__(self, key: EntryKey) -> bool:
-        """Whether there is a file of that name, as far as is known; only `read` says whether it is sound."""
+        """Whether there is a file of that name, as far as is known; only `read` says whether it is sound.
+
+        Does not wait for the disk. What another process has written is known from the next read of it on, or the next
+        write of any.
+        """
         with self._lock:
-            if key.digest in self._order:
-                return True
-        # Another process may have written it.
-        return self._path(key.digest).is_file()
+            return key.digest in self._order
 
     def write(self, key: EntryKey, entry: Entry) -> bool:
         """Keep an entry, in place of others if there is no room; whether it is kept."""
         unfinished = self._folder / f"{secrets.token_hex(16)}.unfinished"
         try:
-            with self._lock:
-                if not self._writing or not self._room(key, entry):
-                    return False
+            if not self._has_room(key, entry):
+                return False
             with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 file_format.write(file, key, entry)
                 file.flush()
@@ -81,15 +89,16 @@ class FileTier:
                 # not synced; an entry that a crash takes away is computed again.
                 os.fsync(file.fileno())
                 size = os.fstat(file.fileno()).st_size
-            unfinished.rename(self._path(key.digest))
+            with self._disk:
+                unfinished.rename(self._path(key.digest))
+                with self._lock:
+                    self._order.remove(key.digest)
+                    self._order.add(key.digest, key.group, size, entry.cost)
         except OSError as error:
             with suppress(OSError):
                 unfinished.unlink()
             self._fault(error)
             return False
-        with self._lock:
-            self._order.remove(key.digest)
-            self._order.add(key.digest, key.group, size, entry.cost)
         return True
 
     def read(self, key: EntryKey, layout: Layout) -> Entry | None:
@@ -105,8 +114,7 @@ class FileTier:
                 self._order.remove(key.digest)
             return None
         except BadFile as error:
-            with self._lock:
-                self._refuse(key.digest, error)
+            self._refuse(key.digest, error)
             return None
         except OSError as error:
             self._fault(error, ends_writing=False)
@@ -119,22 +127,25 @@ class FileTier:
 
     def remove(self, key: EntryKey) -> None:
         """Remove an entry; one that is not there is none."""
-        with self._lock:
-            self._order.remove(key.digest)
+        with self._disk:
+            with self._lock:
+                self._order.remove(key.digest)
             with suppress(OSError):
                 self._path(key.digest).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove all entries, those of other processes too."""
-        with self._lock:
+        with self._disk:
+            self._forget()
             for path in list(self._folder.glob("*.imagekv")):
                 if _ENTRY.fullmatch(path.name):
                     with suppress(OSError):
                         path.unlink()
-            self._order = Order()
+            # What was read in the meantime is known again.
+            self._forget()
 
     def stats(self) -> FileStats:
-        """Figures now; those of other processes' files as of the last write."""
+        """Figures now; those of other processes' files as of the last write. Does not wait for the disk."""
         with self._lock:
             return FileStats(
                 len(self._order), self._order.bytes, self._evicted, self._refused, self._faults, self._writing
@@ -143,20 +154,28 @@ class FileTier:
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.imagekv"
 
-    def _room(self, key: EntryKey, entry: Entry) -> bool:
-        self._look()
+    def _forget(self) -> None:
+        with self._lock:
+            self._order = Order()
+
+    def _has_room(self, key: EntryKey, entry: Entry) -> bool:
+        """Make room for an entry; whether there is."""
         # The header and its padding are below two of a disk's blocks.
         size = entry.bytes + 8192
-        over = self._order.bytes + size - self._max_bytes
-        if over <= 0:
-            return True
-        if size > self._max_bytes:
-            return False
-        gone = self._order.make_room(over, lambda member: member == key.digest)
-        for digest in gone or ():
-            self._path(digest).unlink(missing_ok=True)
-            self._evicted += 1
-        return gone is not None
+        with self._disk:
+            if not self._writing:
+                return False
+            self._look()
+            with self._lock:
+                over = self._order.bytes + size - self._max_bytes
+                if over <= 0:
+                    return True
+                fits = size <= self._max_bytes
+                gone = self._order.make_room(over, lambda member: member == key.digest) if fits else None
+                self._evicted += len(gone or ())
+            for digest in gone or ():
+                self._path(digest).unlink(missing_ok=True)
+            return gone is not None
 
     def _look(self) -> None:
         """Learn of entries that other processes, or this one before a restart, wrote or removed."""
@@ -167,12 +186,14 @@ class FileTier:
                 found[match[1]] = _changed(item)
             elif _UNFINISHED.fullmatch(item.name) and time.time() - _changed(item) > _ABANDONED_SECONDS:
                 Path(item.path).unlink(missing_ok=True)
-        for gone in [digest for digest in self._order.members() if digest not in found]:
-            self._order.remove(gone)
-        # Least recently used first, as far as a folder tells.
-        for digest in sorted(found, key=lambda digest: found[digest]):
-            if digest not in self._order and digest not in self._left:
-                self._learn(digest)
+        with self._lock:
+            for gone in [digest for digest in self._order.members() if digest not in found]:
+                self._order.remove(gone)
+            # Least recently used first, as far as a folder tells.
+            by_use = sorted(found, key=lambda digest: found[digest])
+            unknown = [digest for digest in by_use if digest not in self._order and digest not in self._left]
+        for digest in unknown:
+            self._learn(digest)
 
     def _learn(self, digest: str) -> None:
         try:
@@ -180,21 +201,27 @@ class FileTier:
                 header = file_format.read_header(file)
                 if header.digest != digest:
                     raise BadFile("belongs to another image or model")
-                self._order.add(digest, header.group, os.fstat(file.fileno()).st_size, header.cost)
+                size = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return
         except BadFile as error:
             self._refuse(digest, error)
+            return
+        with self._lock:
+            if digest not in self._order:
+                self._order.add(digest, header.group, size, header.cost)
 
     def _refuse(self, digest: str, reason: BadFile) -> None:
         _log.warning("a file of the image pool is removed: it %s", reason)
-        self._refused += 1
-        self._order.remove(digest)
+        with self._lock:
+            self._refused += 1
+            self._order.remove(digest)
         try:
             self._path(digest).unlink(missing_ok=True)
         except OSError:
             # A folder, or somebody else's: not looked at again.
-            self._left.add(digest)
+            with self._lock:
+                self._left.add(digest)
 
     def _fault(self, error: OSError, *, ends_writing: bool = True) -> None:
         with self._lock:

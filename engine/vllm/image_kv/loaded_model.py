@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from context.errors import ConfigError
@@ -50,7 +49,7 @@ def worker_of(config: Any, cache_config: Any) -> Worker:
     named = set(cache_config.kv_cache_groups[0].layer_names)
     layers = [layer for name, layer in config.compilation_config.static_forward_context.items() if name in named]
     layout = _layout(config.model_config, layers)
-    files = FileTier(Path(ours.folder).expanduser(), ours.folder_bytes) if ours.folder else None
+    files = None if ours.folder_path is None else FileTier(ours.folder_path, ours.folder_bytes)
     return Worker(
         _model(config, cache_config, layout).fingerprint,
         layers,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from context.errors import ConfigError
-from engine.vllm import core_0_32 as core
+from engine.vllm import narrowing_0_32 as attention_names
 from engine.vllm.image_kv.settings import SETTING
 from engine.vllm.image_kv.transfer import Drop
 
@@ -60,7 +60,7 @@ class Narrowing:
         Raises:
             ConfigError: they are none that are known, or vLLM's CPU attention is not as it was.
         """
-        core.check_narrowing()
+        attention_names.check(self._layers)
         around = [_decoder_layer(model, layer) for layer in self._layers]
         for index, module in enumerate(around):
             module.forward = self._narrowed(index, module.forward)
@@ -80,7 +80,7 @@ class Narrowing:
             # The first layer computes all rows of a step, and leaves a residual.
             assert residual is not None
             if len(step.rows):
-                with core.attention_as(layer, step.attention, step.slots):
+                with attention_names.attention_as(layer, step.attention, step.slots):
                     computed = forward(positions[..., step.rows], hidden_states[step.rows], residual[step.rows])
                 hidden_states[step.rows], residual[step.rows] = computed
             return hidden_states, residual
@@ -97,7 +97,7 @@ class Narrowing:
     def _make(self, layer: Any, kept: tuple[int, ...]) -> _Narrowed | None:
         if all(count == len(drop.slots) for count, drop in zip(kept, self._drops, strict=True)):
             return None
-        attention, slots = core.attention_of(layer)
+        attention, slots = attention_names.attention_of(layer)
         starts = attention.query_start_loc.tolist()
         dropped = [0] * (len(starts) - 1)
         is_left = torch.zeros(len(slots), dtype=torch.bool)
@@ -109,7 +109,7 @@ class Narrowing:
             dropped[starts.index(end) - 1] = len(drop.slots) - count
             is_left[first + count : end] = False
         rows = is_left.nonzero()[:, 0]
-        return _Narrowed(rows, core.narrowed(layer, attention, slots[rows], dropped), slots[rows])
+        return _Narrowed(rows, attention_names.narrowed(layer, attention, slots[rows], dropped), slots[rows])
 
 
 def _place_of(wanted: Tensor, slots: Tensor) -> int:

@@ -1,8 +1,8 @@
 """The pool: entries in memory, and behind it in files.
 
 An entry that is put is there at once; its file is written by a thread. Whoever uses an entry holds it, and what is held
-does not go. To hold one that is in a file alone, a thread reads it first. Nothing but a dictionary is touched under the
-lock, so that no caller ever waits for a disk.
+does not go. To hold one that is in a file alone, a thread reads it first. Nothing but a dictionary is touched under a
+lock that callers take, so that none of them waits for a disk but who empties the pool.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from engine.vllm.image_kv.stats import FileStats, PoolStats
 class Hold:
     """An entry in use. It stays in memory until it is released; to release it again does nothing."""
 
-    def __init__(self, pool: ImagePool, digest: str, entry: Entry) -> None:
-        self._pool, self._digest, self._released = pool, digest, False
-        self.entry = entry
+    def __init__(self, pool: ImagePool, resident: _Resident) -> None:
+        self._pool, self._resident, self._released = pool, resident, False
+        self.entry = resident.entry
 
     def release(self) -> None:
         """Let the entry go when there is no room. Its tensors must not be read after this."""
@@ -37,10 +37,10 @@ class Hold:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.release()
 
-    def end(self) -> str | None:
-        """For the pool, under its lock: the member to count down, once."""
-        digest, self._released = None if self._released else self._digest, True
-        return digest
+    def end(self) -> _Resident | None:
+        """For the pool, under its lock: what is to be counted down, once."""
+        resident, self._released = None if self._released else self._resident, True
+        return resident
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Counts:
     refused: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Resident:
     entry: Entry
     holds: int = 0
@@ -79,6 +79,8 @@ class ImagePool:
         self._lock = threading.Lock()
         self._order = Order()
         self._resident: dict[str, _Resident] = {}
+        # Forgotten, and in memory for who still needs it.
+        self._leaving: set[_Resident] = set()
         self._reading: dict[str, list[Future[Hold | None]]] = {}
         self._counts = _Counts()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="stillframe-image-pool")
@@ -106,8 +108,9 @@ class ImagePool:
                 return False
             if self._files is None:
                 return True
-            self._resident[key.digest].unwritten = True
-        self._threads.submit(self._write, self._files, key, entry)
+            resident = self._resident[key.digest]
+            resident.unwritten = True
+        self._threads.submit(self._write, self._files, key, resident)
         return True
 
     def where(self, key: EntryKey) -> Literal["ram", "file"] | None:
@@ -133,29 +136,32 @@ class ImagePool:
                 self._counts.misses += 1
                 future.set_result(None)
                 return future
-            reading = self._reading.get(key.digest)
-            if reading is not None:
-                reading.append(future)
+            if key.digest in self._reading:
+                self._reading[key.digest].append(future)
                 return future
-            self._reading[key.digest] = [future]
-        self._threads.submit(self._read, self._files, key)
+            waiting = self._reading[key.digest] = [future]
+        self._threads.submit(self._read, self._files, key, waiting)
         return future
 
     def release(self, hold: Hold) -> None:
         """What `Hold.release` does."""
         with self._lock:
-            digest = hold.end()
-            if digest is not None:
-                self._resident[digest].holds -= 1
+            resident = hold.end()
+            if resident is not None:
+                resident.holds -= 1
+                self._leave(resident)
 
     def clear(self) -> None:
-        """Forget all entries, in memory and in files. What is held stays until its holders have gone, in memory."""
-        with self._lock:
-            for digest in [digest for digest, resident in self._resident.items() if not resident.holds]:
-                self._order.remove(digest)
-                del self._resident[digest]
+        """Forget all entries, in memory and in files. Waits for the disk.
+
+        Nobody gets one of them after this. What is held stays in memory for its holders and goes with the last of them;
+        what is being read is given to nobody, what is being written is removed.
+        """
+        self._forget()
         if self._files is not None:
             self._files.clear()
+            # What was put or read in the meantime may be of a file that was still there.
+            self._forget()
 
     def close(self) -> None:
         """Wait for the files that are being written, and end the threads. Nothing is put or held after this."""
@@ -165,12 +171,12 @@ class ImagePool:
         """Figures now."""
         files = FileStats() if self._files is None else self._files.stats()
         with self._lock:
-            counts = self._counts
+            counts, residents = self._counts, [*self._resident.values(), *self._leaving]
             return PoolStats(
-                ram_entries=len(self._resident),
-                ram_bytes=self._order.bytes,
-                held_entries=sum(resident.holds > 0 for resident in self._resident.values()),
-                unwritten_entries=sum(resident.unwritten for resident in self._resident.values()),
+                ram_entries=len(residents),
+                ram_bytes=self._bytes,
+                held_entries=sum(resident.holds > 0 for resident in residents),
+                unwritten_entries=sum(resident.unwritten for resident in residents),
                 ram_hits=counts.ram_hits,
                 file_hits=counts.file_hits,
                 misses=counts.misses,
@@ -182,11 +188,26 @@ class ImagePool:
     def _held(self, digest: str) -> Hold:
         resident = self._resident[digest]
         resident.holds += 1
-        return Hold(self, digest, resident.entry)
+        return Hold(self, resident)
+
+    @property
+    def _bytes(self) -> int:
+        return self._order.bytes + sum(resident.entry.bytes for resident in self._leaving)
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._leaving |= {resident for resident in self._resident.values() if resident.needed}
+            # Reads find that they are no longer among these, and give nothing.
+            self._resident, self._reading, self._order = {}, {}, Order()
+
+    def _leave(self, resident: _Resident) -> None:
+        """Under the lock: let go of what is forgotten and no longer needed."""
+        if not resident.needed:
+            self._leaving.discard(resident)
 
     def _admit(self, key: EntryKey, entry: Entry) -> bool:
         """Under the lock: make room for an entry and take it."""
-        over = self._order.bytes + entry.bytes - self._ram_bytes
+        over = self._bytes + entry.bytes - self._ram_bytes
         if over > 0:
             fits = entry.bytes <= self._ram_bytes
             gone = self._order.make_room(over, lambda member: self._resident[member].needed) if fits else None
@@ -200,33 +221,38 @@ class ImagePool:
         self._order.add(key.digest, key.group, entry.bytes, entry.cost)
         return True
 
-    def _write(self, files: FileTier, key: EntryKey, entry: Entry) -> None:
+    def _write(self, files: FileTier, key: EntryKey, resident: _Resident) -> None:
         kept = False
         try:
-            kept = files.write(key, entry)
+            with self._lock:
+                wanted = self._resident.get(key.digest) is resident
+            kept = wanted and files.write(key, resident.entry)
         finally:
             with self._lock:
-                resident = self._resident.get(key.digest)
-                forgotten = resident is None or resident.entry is not entry
-                if resident is not None and not forgotten:
-                    resident.unwritten = False
+                resident.unwritten = False
+                self._leave(resident)
+                forgotten = self._resident.get(key.digest) is not resident
             if kept and forgotten:
                 files.remove(key)
 
-    def _read(self, files: FileTier, key: EntryKey) -> None:
+    def _read(self, files: FileTier, key: EntryKey, waiting: list[Future[Hold | None]]) -> None:
         entry = None
         try:
             entry = files.read(key, self.layout)
         finally:
-            self._answer(key, entry)
+            self._answer(key, waiting, entry)
 
-    def _answer(self, key: EntryKey, entry: Entry | None) -> None:
+    def _answer(self, key: EntryKey, waiting: list[Future[Hold | None]], entry: Entry | None) -> None:
         """Give what was read to all that wait for it."""
         with self._lock:
+            # Of what was forgotten since nobody is given anything.
+            sound = self._reading.get(key.digest) is waiting
+            if sound:
+                del self._reading[key.digest]
             # From here on it cannot be cancelled: what is counted as held reaches its holder.
-            waiting = [one for one in self._reading.pop(key.digest) if one.set_running_or_notify_cancel()]
+            waiting = [one for one in waiting if one.set_running_or_notify_cancel()]
             # It may have been put in the meantime.
-            there = key.digest in self._resident or (entry is not None and self._admit(key, entry))
+            there = sound and (key.digest in self._resident or (entry is not None and self._admit(key, entry)))
             answers = [(future, self._held(key.digest) if there else None) for future in waiting]
             self._counts.file_hits += len(waiting) if there else 0
             self._counts.misses += 0 if there else len(waiting)

@@ -42,6 +42,11 @@ class ImageKvSettings:
         return int(self.folder_gib * _GIB)
 
     @property
+    def folder_path(self) -> Path | None:
+        """Where the files are; None where there are none."""
+        return Path(self.folder).expanduser() if self.folder else None
+
+    @property
     def profile_file(self) -> Path | None:
         """Where the profile is; None where none is set."""
         if self.profile == BUNDLED:

@@ -81,6 +81,8 @@ class Worker:
         self._changed = self._changed or not plan.empty
         if plan.clear:
             self._pool.clear()
+            # Rows of before, too.
+            self._donors.clear()
         for ask in plan.asks:
             self._ask(ask)
         for hold in plan.releases:
