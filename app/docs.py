@@ -5,14 +5,25 @@ The tables of docs/, and the JSON schema of policy files.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from dataclasses import MISSING, fields
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from app.settings import ENVIRONMENT_PREFIX, flat_keys
 from context.policies.document import policy_schema
+from engine.vllm.block_tiers import settings as block_tiers
+from engine.vllm.image_kv import settings as image_kv
 from metrics.catalogue import CATALOGUE
+
+# The settings among vLLM's options that are ours, by where they stand.
+ENGINE_PARTS: dict[str, type[Any]] = {
+    image_kv.SETTING: image_kv.ImageKvSettings,
+    block_tiers.SETTING: block_tiers.BlockTierSettings,
+}
 
 _ROOT = Path(__file__).parent.parent
 _LINE = re.compile(r"^(\s*)([\w]+):\s*(.*?)\s*(?:#\s*(.*))?$")
@@ -34,7 +45,29 @@ def settings_page() -> str:
         value, comment = comments[key]
         variable = ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
         rows.append(f"| `{key}` | `{value}` | `{variable}` | {comment} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join([*rows, *_engine_parts()]) + "\n"
+
+
+def _engine_parts() -> list[str]:
+    rows = ["", "## Of `engine.vllm`", "", "These are not vLLM's own. All of them are off by default.", ""]
+    rows += ["| setting | type | default | meaning |", "|---|---|---|---|"]
+    rows.append(
+        "| `engine.vllm.eviction` | `lru` or `modality` | `lru` | what leaves the prefix and the encoder cache first: "
+        "what was not used for longest, or what is worth least. |"
+    )
+    for prefix, settings in ENGINE_PARTS.items():
+        meanings = _attributes(settings)
+        for field in fields(settings):
+            default = "required" if field.default is MISSING else f"`{json.dumps(field.default)}`"
+            rows.append(f"| `{prefix}.{field.name}` | {field.type} | {default} | {meanings[field.name]} |")
+    return rows
+
+
+def _attributes(described: type[Any]) -> dict[str, str]:
+    """What a class says of each of its attributes, under `Attributes:`."""
+    _, _, said = (inspect.getdoc(described) or "").partition("Attributes:\n")
+    parts = re.findall(r"^    (\w+): (.+(?:\n {5,}.+)*)", said, re.M)
+    return {name: re.sub(r"\s+", " ", meaning) for name, meaning in parts}
 
 
 def _comments() -> dict[str, tuple[str, str]]:

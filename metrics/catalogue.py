@@ -253,6 +253,30 @@ _ENTRIES = (
         {"tier": "memory, files"},
     ),
     Entry(
+        "stillframe_image_pool_events",
+        "counter",
+        "Images' KV that left the pool for others, and that it refused: in memory because all that was there was in "
+        "use, of the files because they were damaged or not ours.",
+        "`evicted` beside misses: the pool is too small. `refused` of memory: the same, for the requests at one time; "
+        "of files: a failing disk, or a folder that others write to.",
+        {"tier": "memory, files", "event": "evicted, refused"},
+    ),
+    Entry(
+        "stillframe_kv_file_faults",
+        "counter",
+        "Times that the disk refused to read or write a file of the engine's KV.",
+        "See the engine's log for the kind of fault; free the disk, or set another folder.",
+        {"store": "image_pool, block_tiers"},
+    ),
+    Entry(
+        "stillframe_kv_files_stopped",
+        "gauge",
+        "1 after the disk refused to take the engine's KV: no file is written any more until the engine starts again. "
+        "What is there is still read.",
+        "Free the disk, then restart the gateway; until then a restart finds nothing newer.",
+        {"store": "image_pool, block_tiers"},
+    ),
+    Entry(
         "stillframe_block_tier_bytes",
         "gauge",
         "Blocks below the engine's prefix cache, in bytes: in memory, and in files.",

@@ -25,6 +25,19 @@ _TIER_EVENTS = tuple(
     for event in ("stored", "loaded", "evicted", "dropped", "refused")
     if (tier, event) != ("memory", "refused")
 )
+_POOL_EVENTS = (
+    ("memory", "evicted", "memory_evicted"),
+    ("memory", "refused", "refused_entries"),
+    ("files", "evicted", "file_evicted"),
+    ("files", "refused", "file_refused"),
+)
+_Told = ImagePoolState | BlockTierState
+
+
+def _since(before: _Told, now: _Told, field: str) -> int:
+    last, count = int(getattr(before, field)), int(getattr(now, field))
+    # An engine that was started again counts from the beginning.
+    return count - last if count >= last else count
 
 
 class GatewayMetrics:
@@ -71,6 +84,13 @@ class GatewayMetrics:
         self._pool_tokens = self._counter("stillframe_image_pool_tokens")
         self._pool_bytes = self._gauge("stillframe_image_pool_bytes", "livemax")
         self._pool_entries = self._gauge("stillframe_image_pool_entries", "livemax")
+        self._pool_events = self._counter("stillframe_image_pool_events")
+        self._file_faults = self._counter("stillframe_kv_file_faults")
+        self._files_stopped = self._gauge("stillframe_kv_files_stopped", "livemax")
+        for store in ("image_pool", "block_tiers"):
+            # As for evictions: a rise from nothing is none to Prometheus.
+            self._file_faults.labels(store)
+        self._pool = ImagePoolState()
         self._tier_bytes = self._gauge("stillframe_block_tier_bytes", "livemax")
         self._tier_blocks = self._gauge("stillframe_block_tier_memory_blocks", "livemax")
         self._tier_events = self._counter("stillframe_block_tier_blocks")
@@ -153,11 +173,15 @@ class GatewayMetrics:
             self._pool_tokens.labels(disposition).inc(tokens)
 
     def show_pool(self, pool: ImagePoolState) -> None:
-        """Show what the pool of images' KV holds now."""
+        """Show what the pool of images' KV holds now, and count what happened since it was last shown."""
         self._pool_bytes.labels("memory").set(pool.memory_bytes)
         self._pool_bytes.labels("files").set(pool.file_bytes)
         self._pool_entries.labels("memory").set(pool.memory_entries)
         self._pool_entries.labels("files").set(pool.file_entries)
+        before, self._pool = self._pool, pool
+        for tier, event, field in _POOL_EVENTS:
+            self._pool_events.labels(tier, event).inc(_since(before, pool, field))
+        self._count_faults("image_pool", before, pool)
 
     def show_tiers(self, tiers: BlockTierState) -> None:
         """Show what the tiers below the prefix cache hold now, and count what happened since they were last shown."""
@@ -168,9 +192,13 @@ class GatewayMetrics:
         self._tier_bytes.labels("files").set(tiers.file_bytes)
         before, self._tiers = self._tiers, tiers
         for tier, event, field in _TIER_EVENTS:
-            now, last = int(getattr(tiers, field)), int(getattr(before, field))
-            # An engine that was started again counts from the beginning.
-            self._tier_events.labels(tier, event).inc(now - last if now >= last else now)
+            self._tier_events.labels(tier, event).inc(_since(before, tiers, field))
+        self._count_faults("block_tiers", before, tiers)
+
+    def _count_faults(self, store: str, before: _Told, now: _Told) -> None:
+        self._file_faults.labels(store).inc(_since(before, now, "file_faults"))
+        # Where there is no folder, nothing is written either.
+        self._files_stopped.labels(store).set(int(now.file_faults > 0 and not now.writing))
 
     def count_healed(self, words: Iterable[str]) -> None:
         """Count differences that were undone, each by its word (`context/plan.py::Healed`)."""

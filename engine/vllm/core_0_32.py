@@ -212,7 +212,8 @@ def check() -> None:
     request = Request("check", [0], SamplingParams(max_tokens=1), None)
     moved += [f"Request.{part}" for part in missing_of(request, _OF_A_REQUEST)]
     # A function that the scheduler's mix-in stands in for, so that it gives the same.
-    if str(inspect.signature(Scheduler._try_schedule_encoder_inputs).return_annotation) != _ENCODER_INPUTS:
+    answer = inspect.signature(Scheduler._try_schedule_encoder_inputs)  # pyright: ignore[reportPrivateUsage]
+    if str(answer.return_annotation) != _ENCODER_INPUTS:
         moved.append("Scheduler._try_schedule_encoder_inputs(return)")
     refuse_moved(moved, "turn reuse off")
 

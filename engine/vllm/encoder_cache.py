@@ -48,8 +48,8 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
     Args:
         cache_size: embeddings.
         by_value: what makes room is what is worth least, by how soon such images come back and what they cost to
-            compute; otherwise what no request has needed for longest, as vLLM does. What a request needs stays either
-            way.
+            compute, and first of all what `is_pooled`; otherwise what no request has needed for longest, as vLLM
+            does. What a request needs stays either way.
     """
 
     @classmethod
@@ -69,7 +69,8 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
         # One report a (request, input): a hit is asked for again on every scheduling step of a chunked prefill.
         self._reported: dict[str, set[int]] = {}
         self.is_pooled: Callable[[str], bool] = lambda _: False
-        """Whether an image's features come from elsewhere and are not computed, by its identifier."""
+        """Whether a request now holds an image's entry of the pool, by the image's identifier: its features come from
+        there and are not computed. An image that the pool has and nobody holds is none of these."""
 
     def connect(self, endpoint: str) -> None:
         """Start to report to `endpoint`, which is already bound."""
@@ -146,7 +147,8 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
     def _worth(self, uuid: str) -> float:
         use = self._uses.get(uuid)
         if use is None or self._returns is None or self.is_pooled(uuid):
-            # What the pool of images' KV has need not be computed.
+            # What a request holds of the pool of images' KV need not be computed while it does. What the pool has
+            # beyond that is not known here.
             return 0.0
         return self._returns.density(use.uses, use.last) * (1 + self.freeable[uuid] / _EVEN_EMBEDDINGS)
 

@@ -11,8 +11,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,20 @@ async def engine_for(folder: Path, profile: Path | None) -> AsyncGenerator[OnEng
                     await following
     finally:
         # That its core ends is an error to vLLM's own log.
-        logging.getLogger("vllm").setLevel(logging.CRITICAL)
-        await engine.stop()
+        with quiet("vllm"):
+            await engine.stop()
+
+
+@contextmanager
+def quiet(name: str) -> Generator[None]:
+    """Within it a logger says nothing but what is critical; then it is as it was, whatever happened."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 class OnEngine:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+import os
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,21 @@ def next_turn(messages: Sequence[Mapping[str, Any]], said: Said, number: int) ->
 def full_blocks(tokens: int) -> int:
     """How many of these tokens stand in full blocks."""
     return tokens // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+@contextmanager
+def output_to(path: Path) -> Generator[None]:
+    """Let processes that are started write to this file, for good."""
+    kept = [os.dup(number) for number in (1, 2)]
+    with path.open("wb") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, was in zip((1, 2), kept, strict=True):
+            os.dup2(was, number)
+            os.close(was)
 
 
 @asynccontextmanager

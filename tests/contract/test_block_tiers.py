@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from random import Random
 
@@ -25,6 +25,7 @@ from tests.contract.block_tier_rig import (
     conversation,
     full_blocks,
     next_turn,
+    output_to,
     started,
 )
 from tests.contract.cases import user, words
@@ -51,8 +52,16 @@ def folder(eviction: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(eviction: str, demo_checkpoint: Path, folder: Path) -> AsyncGenerator[TierRig]:
-    async with started(demo_checkpoint, folder, eviction=eviction) as rig:
+    log = folder.with_name("log")
+    async with AsyncExitStack() as stack:
+        with output_to(log), pytest.MonkeyPatch.context() as environment:
+            environment.setenv("VLLM_LOGGING_LEVEL", "INFO")
+            rig = await stack.enter_async_context(started(demo_checkpoint, folder, eviction=eviction))
         yield rig
+    # It has ended: whoever made the memory tier does not miss its name, which the scheduler took away.
+    said = log.read_text(errors="replace")
+    assert "Created mmap file" in said
+    assert "Failed to unlink" not in said
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from context.errors import EngineUnavailable
 from engine.base import ChatRequest
 from tests.contract.cases import Picture, user, words
 from tests.contract.image_kv_rig import BLOCK_TOKENS, IMAGE_TOKENS, ROUNDING, Rig, picture, same
@@ -157,6 +158,20 @@ async def test_emptying_the_engine_s_caches_empties_the_pool(rig: Rig) -> None:
     await rig.ask("reset", [user(THERE, picture(10), QUESTION)], ratio=0)
     got = await rig.reuse("reset")
     assert (got.hits, got.misses) == (0, 1)
+    await rig.forget_prefixes()
+
+
+async def test_a_refused_emptying_of_the_caches_leaves_what_the_pool_has(rig: Rig) -> None:
+    await learnt(rig, "refused", 11)
+    body = {"model": "demo", "messages": [user(HERE)], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    async with rig.engine.chat(ChatRequest("refused-running", body, "tenant")) as reply:
+        assert await anext(aiter(reply.chunks))
+        with pytest.raises(EngineUnavailable, match="while requests are running"):
+            await rig.engine.reset_caches()
+    await rig.forget_prefixes()
+    await rig.ask("refused", [user(THERE, picture(11), QUESTION)], ratio=0)
+    got = await rig.reuse("refused")
+    assert (got.hits, got.misses) == (1, 0)
     await rig.forget_prefixes()
 
 

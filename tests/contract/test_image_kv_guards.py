@@ -152,3 +152,41 @@ def test_layers_of_more_than_one_kind_are_refused(config: Any) -> None:
     for groups in ([full, window], [window]):
         with pytest.raises(ConfigError, match="full attention"):
             block_tokens_of(KVCacheConfig(1, [], groups))
+
+
+def test_whatever_of_its_configuration_is_overridden_makes_another_model(demo_checkpoint: Path, config: Any) -> None:
+    """Of the pool's entries and of the tiers' blocks: an epsilon is in no weight and in no rotary embedding."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    from engine.vllm.block_tiers.connector import fingerprint_of
+    from engine.vllm.image_kv.entry import Layout
+    from engine.vllm.image_kv.loaded_model import model_of
+
+    def made(**options: Any) -> Any:
+        return EngineArgs(str(demo_checkpoint), dtype="float32", block_size=32, **options).create_engine_config()
+
+    def names(of: Any) -> tuple[str, str]:
+        return model_of(of, Layout(6, 1, 64, "float32")).fingerprint, fingerprint_of(of)
+
+    plain = names(config)
+    assert names(made()) == plain
+    for overrides in ({"text_config": {"rms_norm_eps": 0.01}}, {"vision_config": {"hidden_act": "gelu"}}):
+        other = names(made(hf_overrides=overrides))
+        assert other[0] != plain[0]
+        assert other[1] != plain[1]
+
+
+def test_a_folder_that_others_may_write_stops_the_start(config: Any, tmp_path: Path) -> None:
+    from engine.vllm.features import prepare
+
+    folder = tmp_path / "pool"
+    folder.mkdir()
+    folder.chmod(0o777)
+    settings = {"memory_gib": 1, "folder": str(folder), "endpoint": ""}
+    changed = Changed(config, {"additional_config": {"stillframe": {"image_kv": settings}}})
+    args = SimpleNamespace(enable_mm_embeds=False)
+    with pytest.raises(ConfigError, match="chmod 700") as caught:
+        prepare(changed, args)
+    assert caught.value.key == "engine.vllm.image_kv.folder"
+    folder.chmod(0o700)
+    prepare(changed, args)

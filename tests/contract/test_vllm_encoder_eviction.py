@@ -74,7 +74,7 @@ def test_by_value_a_tenth_fewer_embeddings_are_computed_again(managers: Any) -> 
     assert by_value <= 0.9 * lru
 
 
-def test_features_that_the_image_pool_has_make_room_first(managers: Any) -> None:
+def test_features_that_are_held_of_the_image_pool_make_room_first(managers: Any) -> None:
     from tests.bench.block_replay import request_with
 
     manager = managers[1](4096, by_value=True)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from app.cli import _parser  # pyright: ignore[reportPrivateUsage]
-from app.docs import PAGES
+from app.docs import ENGINE_PARTS, PAGES
 from app.settings import flat_keys
+from context.errors import ConfigError
+from engine.vllm.block_tiers.settings import BlockTierSettings
+from engine.vllm.features import OWN, block_tiers_of, eviction_of, image_kv_of
+from engine.vllm.image_kv.settings import ImageKvSettings
 from metrics.catalogue import CATALOGUE
 from metrics.prometheus import GatewayMetrics
 
@@ -27,6 +34,35 @@ def test_every_setting_is_explained() -> None:
     rows = {key: line for line in page.splitlines() for key in flat_keys() if line.startswith(f"| `{key}` ")}
     assert rows.keys() == set(flat_keys())
     assert [key for key, row in rows.items() if row.endswith("|  |")] == []
+
+
+def test_every_key_of_the_engines_own_parts_is_explained() -> None:
+    page = (DOCS / "settings.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert {f"engine.vllm.{name.replace('-', '_')}" for name in OWN} == {*ENGINE_PARTS, "engine.vllm.eviction"}
+    for prefix, settings in ENGINE_PARTS.items():
+        assert f"`{prefix}`" in readme
+        rows = dict(re.findall(rf"^\| `{prefix}\.(\w+)` \| (.*) \|$", page, re.M))
+        assert rows.keys() == {field.name for field in fields(settings)}
+        for field in fields(settings):
+            kind, default, meaning = rows[field.name].split(" | ")
+            assert kind == field.type
+            assert default == ("required" if field.default is MISSING else f"`{json.dumps(field.default)}`")
+            assert len(meaning.split()) > 2, field.name
+    assert "| `engine.vllm.eviction` | `lru` or `modality` | `lru` | " in page
+    assert "`engine.vllm.eviction`" in readme
+
+
+def test_the_engines_own_parts_are_switched_on_as_the_readme_says() -> None:
+    lines = re.findall(r"^\| `engine\.vllm\.\w+` .* `(.+: .+)` \|$", (ROOT / "README.md").read_text(), re.M)
+    set_by = [{key.replace("_", "-"): value for key, value in yaml.safe_load(line).items()} for line in lines]
+    assert [next(iter(one)) for one in set_by] == list(OWN)
+    pool, tiers, eviction = set_by
+    assert image_kv_of(pool) == ImageKvSettings(4.0)
+    assert block_tiers_of(tiers) == BlockTierSettings(4.0, "/var/kv")
+    assert eviction_of(eviction) == "modality"
+    with pytest.raises(ConfigError, match="cannot be used beside"):
+        block_tiers_of(tiers | pool)
 
 
 async def test_the_catalogue_is_what_is_exposed() -> None:

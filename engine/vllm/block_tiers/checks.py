@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from context.errors import ConfigError
-from engine.vllm.block_tiers.folder import claimed
+from engine.vllm.block_tiers.folder import claimed, folder_of
 from engine.vllm.block_tiers.settings import SETTING, BlockTierSettings
 
 # Where vLLM has memory that its processes share.
@@ -34,13 +34,23 @@ def check(config: Any, settings: BlockTierSettings) -> None:
         raise ConfigError(
             "settings", SETTING, f"{'; '.join(reasons)}. Remove {SETTING}, or change what stands against it."
         )
+    parallel = config.parallel_config
+    # With data parallelism each replica of this machine is an engine.
+    replicas = range(parallel.data_parallel_rank, parallel.data_parallel_rank + parallel.data_parallel_size_local)
     if settings.folder:
-        # The engine claims it for good; what it says when it cannot stands in its log alone.
-        os.close(claimed(Path(settings.folder).expanduser()))
+        folder = Path(settings.folder).expanduser()
+        for index in replicas:
+            # The engine claims it for good; what it says when it cannot stands in its log alone.
+            os.close(claimed(folder_of(folder, index, parallel.data_parallel_size)))
+    _check_memory(settings, len(replicas))
+
+
+def _check_memory(settings: BlockTierSettings, replicas: int) -> None:
     free = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else 0
-    if settings.memory_bytes > free:
+    if settings.memory_bytes * replicas > free:
+        each = f"for each of {replicas} replicas of the model " if replicas > 1 else ""
         reason = (
-            f"is more than the {free / 1024**3:.2f} GiB of shared memory that are free; "
+            f"{each}is more than the {free / 1024**3:.2f} GiB of shared memory that are free; "
             "lower it, or give the machine more (of a container: --shm-size)"
         )
         raise ConfigError("settings", f"{SETTING}.memory_gib", reason)

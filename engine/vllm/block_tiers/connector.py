@@ -14,7 +14,7 @@ import blake3
 from engine.vllm import core_0_32 as core
 from engine.vllm import tiers_0_32 as vllm_tiers
 from engine.vllm.block_tiers.manager import BlockTiersManager
-from engine.vllm.image_kv.keys import weights_digest
+from engine.vllm.image_kv.keys import Computation, weights_digest
 
 
 class BlockTiersConnector(vllm_tiers.OffloadingConnector):
@@ -43,13 +43,10 @@ def fingerprint_of(config: Any) -> str:
     if vllm_tiers.is_cpu():
         layout = vllm_tiers.cpu_layout(model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype)
     about = {
-        "format": 1,
+        "format": 2,
         "weights": weights_digest(core.model_folder(model)),
-        "dtype": str(model.dtype),
+        **Computation.of(model).values(),
         "kv_dtype": str(cache.cache_dtype),
-        "quantization": str(model.quantization or ""),
-        "model": model.hf_config.to_dict(),
-        "processor": dict(model.multimodal_config.mm_processor_kwargs or {}) if model.multimodal_config else {},
         "hash": str(cache.prefix_caching_hash_algo),
         "engine": core.ENGINE,
         "layout": layout,

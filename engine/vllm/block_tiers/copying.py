@@ -32,7 +32,7 @@ class CopyingWorker(vllm_tiers.OffloadingWorker):
         region: the memory tier; one block in each of its rows.
     """
 
-    def __init__(self, kv_caches: Any, region: vllm_tiers.SharedOffloadRegion) -> None:
+    def __init__(self, kv_caches: Any, region: vllm_tiers.Region) -> None:
         self._region = region
         self._cache: list[_Rows] = [one.tensor.numpy() for one in kv_caches.tensors]
         self._kept: list[_Rows] = [

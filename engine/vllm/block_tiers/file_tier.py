@@ -39,6 +39,7 @@ class FileTier(vllm_tiers.SecondaryTierManager):
 
     def __init__(self, spec: Any, view: memoryview, files: BlockFiles, max_waiting_blocks: int) -> None:
         super().__init__(offloading_spec=spec, primary_kv_view=view, tier_type="files")
+        vllm_tiers.check_made(self, "SecondaryTierManager")
         self.files, self._max_waiting = files, max_waiting_blocks
         # Rows of a memoryview of two dimensions cannot be taken.
         self._flat = view.cast("B")

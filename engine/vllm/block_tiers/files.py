@@ -1,11 +1,4 @@
-"""The file tier: one file for each block in a folder that a restart leaves alone.
-
-    8 bytes   magic
-    4 bytes   version, little-endian
-    8 bytes   length of the block
-    32 bytes  BLAKE3 of fingerprint and key: whose block it is
-    32 bytes  BLAKE3 of all of the above and of the block
-    block     as it lies in the engine's cache
+"""The file tier: one file for each block in a folder that a restart leaves alone; `format.py` says what is in one.
 
 A file's name says which block it has to be; what cannot be read as that block is removed and counted, never served.
 Files are renamed into place and not synced: after a crash of the machine the checksum tells those that were not written
@@ -15,29 +8,24 @@ removed is not served any more, but counts until it is gone, so that the bound h
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
 import secrets
-import stat
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import blake3
 
 from engine.vllm.block_tiers.folder import claimed, reason_of
+from engine.vllm.block_tiers.format import HEADER_BYTES, BadFile, read_block, write_block
 from engine.vllm.block_tiers.stats import FileStats
 
 _log = logging.getLogger(__name__)
-VERSION = 1
-_MAGIC = b"SFBLKKV\x00"
-_HEADER = struct.Struct("<8sIQ32s32s")
 _FILE = re.compile(r"([0-9a-f]{64})\.blockkv")
 _UNFINISHED = re.compile(r"[0-9a-f]{32}\.unfinished")
 _Work = Literal["write", "read", "remove"]
@@ -48,13 +36,9 @@ _THEN: dict[_Work, str] = {
 }
 
 
-class _BadFile(Exception):
-    """A file is not the block that its name says. Its text says why, without a path."""
-
-
 class BlockFiles:
-    """Blocks in files, of one engine alone. Methods may be called from several threads. `in`, `touch`, `drop` and `stats`
-    never wait for the disk; all others do.
+    """Blocks in files, of one engine alone. Methods may be called from several threads; `in`, `touch`, `drop` and
+    `stats` never wait for the disk, all others do.
 
     Args:
         folder: made if it is not there, for its owner alone. Files in it with other names are left alone; those of
@@ -89,7 +73,7 @@ class BlockFiles:
 
     def write(self, key: bytes, block: memoryview) -> bool:
         """Keep a block, in place of others if there is no room; whether it is kept."""
-        name, size = self._name(key), _HEADER.size + block.nbytes
+        name, size = self._name(key), HEADER_BYTES + block.nbytes
         unfinished = self._folder / f"{secrets.token_hex(16)}.unfinished"
         try:
             with self._disk:
@@ -111,11 +95,11 @@ class BlockFiles:
         """
         name = self._name(key)
         try:
-            self._get(name, block)
+            read_block(self._path(name), name, block)
         except FileNotFoundError:
             self._discard(name)
             return False
-        except _BadFile as error:
+        except BadFile as error:
             _log.warning("a file of the blocks' folder is removed: it %s", error)
             with self._lock:
                 self._refused += 1
@@ -141,7 +125,7 @@ class BlockFiles:
                     self._sizes.move_to_end(name)
 
     def drop(self, blocks: int) -> None:
-        """Count blocks that were not even tried."""
+        """Count blocks that are not written."""
         with self._lock:
             self._dropped += blocks
 
@@ -186,7 +170,7 @@ class BlockFiles:
     def _keep(self, unfinished: Path, name: str, block: memoryview, size: int) -> None:
         """Write a block for which there is room."""
         try:
-            self._put(unfinished, name, block)
+            write_block(unfinished, name, block)
             with self._disk:
                 unfinished.rename(self._path(name))
                 with self._lock:
@@ -200,47 +184,6 @@ class BlockFiles:
                 with self._lock:
                     self._bytes -= size
             raise
-
-    def _put(self, path: Path, name: str, block: memoryview) -> None:
-        header = _HEADER.pack(_MAGIC, VERSION, block.nbytes, bytes.fromhex(name), bytes(32))[:-32]
-        checksum = blake3.blake3(header).update(block).digest()
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(header + checksum)
-            file.write(block)
-
-    def _get(self, name: str, block: memoryview) -> None:
-        # Neither a link nor a pipe that nobody writes to is followed or waited for.
-        try:
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise _BadFile("is a link") from error
-            raise
-        with open(fd, "rb", buffering=0) as file:
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode):
-                raise _BadFile("is no file")
-            header = file.read(_HEADER.size)
-            if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-                raise _BadFile("is none of ours")
-            _, version, length, whose, checksum = _HEADER.unpack(header)
-            if version != VERSION:
-                raise _BadFile("is of another version")
-            if whose.hex() != name:
-                raise _BadFile("is another block or another model's")
-            if length != block.nbytes or about.st_size != _HEADER.size + length:
-                raise _BadFile("does not have its length")
-            filled = 0
-            while filled < length:
-                count = cast("Any", file).readinto(block[filled:])
-                if not count:
-                    raise _BadFile("was cut off")
-                filled += count
-            if blake3.blake3(header[:-32]).update(block).digest() != checksum:
-                raise _BadFile("is damaged")
-            # After a restart this tells what was used last.
-            with suppress(OSError):
-                os.utime(fd)
 
     def _reserved(self, size: int) -> bool:
         """Count a file before it is there, so that two writers cannot exceed the bound together, and remove others for

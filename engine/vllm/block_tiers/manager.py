@@ -57,6 +57,7 @@ class MemoryTier(vllm_tiers.CPUPrimaryTierOffloadingManager):
 
     def __init__(self, contents: Contents, **of_vllm: Any) -> None:
         super().__init__(**of_vllm)
+        vllm_tiers.check_made(self, "CPUPrimaryTierOffloadingManager")
         self._contents = contents
         self._modalities: dict[bytes, Modality] = {}
         self.held: Counter[Modality] = Counter()
@@ -104,10 +105,12 @@ class BlockTiersManager(vllm_tiers.TieringOffloadingManager):
 
     def __init__(self, memory: MemoryTier, files: FileTier | None, contents: Contents, reporter: Reporter) -> None:
         super().__init__(primary_tier=memory, secondary_tiers=[] if files is None else [files])
+        vllm_tiers.check_made(self, "TieringOffloadingManager")
         self._memory, self._files, self._reporter = memory, files, reporter
         self.contents = contents
         self._stored = self._loaded = self._loaded_of_files = self._dropped = 0
-        self._offered: dict[str, list[Any]] = {}
+        # For each request its blocks, each once, in the order of the prompt.
+        self._offered: dict[str, dict[Any, None]] = {}
         self._homeless: dict[str, int] = {}
         self._told: BlockTierState | None = None
         self._block_bytes = memory.get_kv_memoryview().shape[1]  # pyright: ignore[reportOptionalSubscript]
@@ -146,10 +149,10 @@ class BlockTiersManager(vllm_tiers.TieringOffloadingManager):
         return super().prepare_load(keys, req_context)
 
     def prepare_store(self, keys: Collection[Any], req_context: Any) -> Any:
+        # vLLM offers those that find no room again with each step, for as long as the request runs.
         if self._files is not None:
-            self._offered.setdefault(req_context.req_id, []).extend(keys)
+            self._offered.setdefault(req_context.req_id, {}).update(dict.fromkeys(keys))
         made = super().prepare_store(keys, req_context)
-        # vLLM offers them again with each step, for as long as the request runs.
         self._homeless[req_context.req_id] = len(keys) if made is None else 0
         return made
 
@@ -168,7 +171,7 @@ class BlockTiersManager(vllm_tiers.TieringOffloadingManager):
         self._dropped += self._homeless.pop(req_context.req_id, 0)
         if self._files is not None:
             # A prefix that stays in the engine's own cache is used here, too, or it would be gone when it is needed.
-            self._files.files.touch(reversed(self._offered.pop(req_context.req_id, [])))
+            self._files.files.touch(reversed(self._offered.pop(req_context.req_id, {})))
         self._tell()
 
     def on_schedule_end(self, context: Any) -> None:

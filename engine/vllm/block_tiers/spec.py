@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from engine.vllm import tiers_0_32 as vllm_tiers
 from engine.vllm.block_tiers.copying import CopyingWorker
 from engine.vllm.block_tiers.file_tier import FileTier
 from engine.vllm.block_tiers.files import BlockFiles
+from engine.vllm.block_tiers.folder import folder_of, unused
 from engine.vllm.block_tiers.manager import BlockTiersManager, Contents, MemoryTier
 from engine.vllm.block_tiers.reporting import Reporter
 from engine.vllm.block_tiers.settings import SETTING, BlockTierSettings
@@ -31,6 +33,7 @@ class BlockTiersSpec(vllm_tiers.TieringOffloadingSpec):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
+        vllm_tiers.check_made(self, "TieringOffloadingSpec")
         own: Mapping[str, Any] = self.extra_config["stillframe"]
         self._settings = BlockTierSettings.of(own["settings"])
         self._fingerprint, self._endpoint = str(own["fingerprint"]), str(own["endpoint"])
@@ -64,8 +67,22 @@ class BlockTiersSpec(vllm_tiers.TieringOffloadingSpec):
             self._copies = CopyingWorker(kv_caches, self._region(self.config.parallel.rank))
         return self._copies
 
-    def _region(self, rank: int | None) -> vllm_tiers.SharedOffloadRegion:
-        return vllm_tiers.SharedOffloadRegion(
+    def create_worker(self, kv_caches: Any) -> Any:
+        """As vLLM's, with a region that knows of its name."""
+        region = self._region(0 if self.replicated_layout else self.config.parallel.rank)
+        try:
+            return vllm_tiers.CPUOffloadingWorker(
+                kv_caches=kv_caches,
+                blocks_per_chunk=self.blocks_per_chunk,
+                num_cpu_chunks=self.num_chunks,
+                mmap_region=region,
+            )
+        except Exception:
+            region.cleanup()
+            raise
+
+    def _region(self, rank: int | None) -> vllm_tiers.Region:
+        return vllm_tiers.Region(
             engine_id=self.config.engine_id,
             num_chunks=self.num_chunks,
             rank=rank,
@@ -77,12 +94,12 @@ class BlockTiersSpec(vllm_tiers.TieringOffloadingSpec):
         if not self._settings.folder:
             return None
         folder, parallel = Path(self._settings.folder).expanduser(), self.config.parallel
-        if parallel.data_parallel_size > 1:
-            # Each replica is an engine; a folder is one engine's.
-            folder = folder / f"replica-{parallel.data_parallel_index}"
-        room = self._settings.folder_bytes // parallel.data_parallel_size
+        index, replicas = parallel.data_parallel_index, parallel.data_parallel_size
+        room = self._settings.folder_bytes // replicas
+        files = BlockFiles(folder_of(folder, index, replicas), room, self._whose())
+        empty_unused(folder, replicas)
         # Half of memory stays for what is read back while the disk is slow.
-        return FileTier(self, memory.get_kv_memoryview(), BlockFiles(folder, room, self._whose()), self.num_chunks // 2)
+        return FileTier(self, memory.get_kv_memoryview(), files, self.num_chunks // 2)
 
     def _whose(self) -> str:
         """The model's fingerprint with how its blocks are laid out."""
@@ -97,3 +114,15 @@ class BlockTiersSpec(vllm_tiers.TieringOffloadingSpec):
             "parts": [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size],
         }
         return blake3.blake3(json.dumps(layout, sort_keys=True).encode()).hexdigest()
+
+
+def empty_unused(folder: Path, replicas: int) -> None:
+    """Remove blocks of a time with more or fewer replicas, which nobody would read, count or evict.
+
+    A folder that an engine has, or that cannot be had, is left alone.
+    """
+    with suppress(OSError):
+        for other in unused(folder, replicas):
+            with suppress(ConfigError):
+                # No room is none for any of them.
+                BlockFiles(other, 0, "").close()

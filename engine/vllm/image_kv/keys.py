@@ -11,31 +11,58 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import blake3
 
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """What a model computes with its weights, as its configuration in the engine says once all overrides are applied.
+
+    `configuration` is the model's own, whole: which of it changes numbers is the model's affair. `processor` is what
+    images are prepared with.
+    """
+
+    dtype: str
+    quantization: str
+    configuration: Mapping[str, object]
+    processor: Mapping[str, object]
+
+    @staticmethod
+    def of(model: Any) -> Computation:
+        """That of vLLM's `ModelConfig`."""
+        multimodal = model.multimodal_config
+        return Computation(
+            str(model.dtype),
+            str(model.quantization or ""),
+            model.hf_config.to_dict(),
+            dict(multimodal.mm_processor_kwargs or {}) if multimodal else {},
+        )
+
+    def values(self) -> dict[str, Any]:
+        """For a digest."""
+        return asdict(self)
+
+
 @dataclass(frozen=True)
 class Model:
     """One rank of one model in one engine, as far as it decides the numbers in its KV cache.
 
-    `weights` is `weights_digest` of the folder; `rope` and `processor` are the configurations as they are written;
-    `engine` is the name and version of what computes, `blocks` how its KV cache is laid out.
+    `weights` is `weights_digest` of the folder; `engine` is the name and version of what computes, `blocks` how its KV
+    cache is laid out.
     """
 
     name: str
     weights: str
-    dtype: str
+    computation: Computation
     kv_dtype: str
-    quantization: str
     layers: int
     kv_heads: int
     head_size: int
     blocks: str
-    rope: Mapping[str, object]
-    processor: Mapping[str, object]
     engine: str
     rank: int = 0
     ranks: int = 1
@@ -43,7 +70,7 @@ class Model:
     @cached_property
     def fingerprint(self) -> str:
         """64 hex digits."""
-        return _digest({"format": 1, **asdict(self)})
+        return _digest({"format": 2, **asdict(self)})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from engine.reference.profile import read_profile
 from engine.vllm import core_0_32 as core
 from engine.vllm.image_kv.entry import Layout
 from engine.vllm.image_kv.files import FileTier
-from engine.vllm.image_kv.keys import Model, weights_digest
+from engine.vllm.image_kv.keys import Computation, Model, weights_digest
 from engine.vllm.image_kv.layers import LayerProfile
 from engine.vllm.image_kv.narrowing import Narrowing
 from engine.vllm.image_kv.pool import ImagePool
@@ -51,7 +51,7 @@ def worker_of(config: Any, cache_config: Any) -> Worker:
     layout = _layout(config.model_config, layers)
     files = None if ours.folder_path is None else FileTier(ours.folder_path, ours.folder_bytes)
     return Worker(
-        _model(config, cache_config, layout).fingerprint,
+        model_of(config, layout).fingerprint,
         layers,
         block_tokens_of(cache_config),
         ImagePool(layout, ours.memory_bytes, files),
@@ -94,21 +94,19 @@ def _layout(model: Any, layers: list[Any]) -> Layout:
     )
 
 
-def _model(config: Any, cache_config: Any, layout: Layout) -> Model:
+def model_of(config: Any, layout: Layout) -> Model:
+    """What names the model's entries."""
     model, parallel = config.model_config, config.parallel_config
     return Model(
         name=str(model.served_model_name or model.model),
         weights=weights_digest(core.model_folder(model)),
-        dtype=str(model.dtype),
+        computation=Computation.of(model),
         kv_dtype=layout.dtype,
-        quantization=str(model.quantization or ""),
         layers=layout.layers,
         kv_heads=layout.kv_heads,
         head_size=layout.head_size,
         # Entries are rows of tokens; how they lie in blocks changes nothing in them.
         blocks="",
-        rope=dict(getattr(model.hf_text_config, "rope_parameters", None) or {}),
-        processor=dict(model.multimodal_config.mm_processor_kwargs or {}),
         engine=core.ENGINE,
         rank=core.rank(parallel),
         ranks=int(parallel.tensor_parallel_size),

@@ -176,7 +176,7 @@ class Planner:
         """A request lost its blocks and starts again later. It keeps its holds."""
         if (tracked := self._tracked.get(request.request_id)) is not None:
             tracked.stay()
-            tracked.loaded_tokens = tracked.loaded_rows = 0
+            tracked.start_again()
             tracked.decided = tracked.salted is not None
             self._ended.append(request.request_id)
 

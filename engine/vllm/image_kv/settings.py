@@ -21,7 +21,7 @@ class ImageKvSettings:
 
     Attributes:
         memory_gib: of the pool in memory, for each worker. Images that are being captured may take half as much again.
-        folder: where it is kept over a restart; empty: nowhere.
+        folder: where it is kept over a restart; empty: nowhere. Nobody else may write to it.
         folder_gib: what all files in the folder may have together.
         profile: the file of the model's ratios by layer, or `bundled` for the demo model's; empty: none.
     """

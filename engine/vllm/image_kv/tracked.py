@@ -72,18 +72,30 @@ class Tracked:
     loaded_tokens: int = 0
     loaded_rows: int = 0
     """Rows that some layers loaded and others computed, over all layers."""
+    loaded_at: set[int] = field(default_factory=set[int])
+    """First tokens of the images of which something was loaded."""
+    computed_at: dict[int, int] = field(default_factory=dict[int, int])
+    """Tokens that steps computed of images, by their first one."""
     reread_tokens: int = 0
     missed: set[ImageName] = field(default_factory=set[ImageName])
 
     def reuse(self, request_id: str) -> ImageReuse:
         """What came of it, under this name."""
-        images = {image.name for image in self.images}
-        jumped = {jump.image for jump in self.jumps}
-        loaded = self.loaded
-        computed = sum(jump.start - jump.image for jump in self.jumps) if loaded else 0
-        computed -= loaded - self.loaded_tokens
-        hits = sum(image.first in jumped for image in self.images)
+        images, hits, loaded = {image.name for image in self.images}, len(self.loaded_at), self.loaded
+        computed = sum(self.computed_at.get(first, 0) for first in self.loaded_at) - (loaded - self.loaded_tokens)
         return ImageReuse(request_id, len(images), hits, len(self.missed), loaded, computed, self.reread_tokens)
+
+    def compute(self, stretch: Stretch) -> None:
+        """A step computes these tokens."""
+        for image in self.images:
+            if tokens := max(0, min(stretch.end, image.end) - max(stretch.start, image.first)):
+                self.computed_at[image.first] = self.computed_at.get(image.first, 0) + tokens
+
+    def start_again(self) -> None:
+        """What was loaded and computed has gone with the request's blocks."""
+        self.loaded_tokens = self.loaded_rows = 0
+        self.loaded_at.clear()
+        self.computed_at.clear()
 
     @property
     def loaded(self) -> int:

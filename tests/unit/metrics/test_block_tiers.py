@@ -87,3 +87,12 @@ async def test_an_engine_that_was_started_again_counts_on() -> None:
     found = await shown(STATE, BlockTierState(memory_stored=4), BlockTierState(memory_stored=6))
     assert found['blocks_total{event="stored",tier="memory"}'] == 26.0
     assert found['blocks_total{event="loaded",tier="memory"}'] == 7.0
+
+
+async def test_a_disk_that_ended_the_writing_is_shown() -> None:
+    metrics = GatewayMetrics()
+    states = STATE, replace(STATE, file_faults=2, writing=0)
+    await EncoderLog(metrics).follow(cast("Engine", Telling(*map(message, states))))
+    text = metrics.exposition(engine_ready=True).decode()
+    assert 'stillframe_kv_file_faults_total{store="block_tiers"} 2.0' in text
+    assert 'stillframe_kv_files_stopped{store="block_tiers"} 1.0' in text

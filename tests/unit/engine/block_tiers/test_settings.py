@@ -67,10 +67,13 @@ def test_tiers_are_told_to_the_engine_and_go_beside_eviction_by_modality() -> No
 def config(**changed: Any) -> Any:
     """As much of vLLM's configuration as is looked at."""
     cache = {"enable_prefix_caching": True, "prefix_caching_hash_algo": "sha256"}
+    parallel = {"nnodes": 1, "data_parallel_rank": 0, "data_parallel_size": 1, "data_parallel_size_local": 1}
+    cache_config, parallel_config = (
+        SimpleNamespace(**{name: changed.get(name, value) for name, value in part.items()})
+        for part in (cache, parallel)
+    )
     return SimpleNamespace(
-        cache_config=SimpleNamespace(**{name: changed.get(name, value) for name, value in cache.items()}),
-        parallel_config=SimpleNamespace(nnodes=changed.get("nnodes", 1)),
-        lora_config=changed.get("lora_config"),
+        cache_config=cache_config, parallel_config=parallel_config, lora_config=changed.get("lora_config")
     )
 
 
@@ -117,3 +120,30 @@ def test_more_than_there_is_of_shared_memory_is_refused_before_the_engine_starts
         checks.check(config(), BlockTierSettings(free + 64))
     assert caught.value.key == "engine.vllm.block_tiers.memory_gib"
     assert "--shm-size" in caught.value.reason
+
+
+def test_each_replica_of_this_machine_takes_its_memory() -> None:
+    free = shutil.disk_usage("/dev/shm").free / 1024**3
+    most = BlockTierSettings(0.4 * free)
+    checks.check(config(data_parallel_size=2, data_parallel_size_local=2), most)
+    # Those of other machines do not.
+    checks.check(config(data_parallel_size=6, data_parallel_size_local=2, data_parallel_rank=4), most)
+    with pytest.raises(ConfigError) as caught:
+        checks.check(config(data_parallel_size=3, data_parallel_size_local=3), most)
+    assert caught.value.key == "engine.vllm.block_tiers.memory_gib"
+    assert "each of 3 replicas" in caught.value.reason
+
+
+def test_a_folder_that_a_replica_of_another_gateway_uses_is_refused_before_the_engine_starts(
+    small: BlockTierSettings,
+) -> None:
+    two = config(data_parallel_size=2, data_parallel_size_local=2)
+    checks.check(two, small)
+    other = BlockFiles(Path(small.folder) / "replica-1", 1, "model")
+    with pytest.raises(ConfigError) as caught:
+        checks.check(two, small)
+    assert caught.value.key == "engine.vllm.block_tiers.folder"
+    # It is not this one's.
+    checks.check(config(data_parallel_size=2, data_parallel_size_local=1), small)
+    other.close()
+    checks.check(two, small)

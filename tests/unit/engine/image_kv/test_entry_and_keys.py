@@ -13,22 +13,25 @@ import pytest
 import torch
 
 from engine.vllm.image_kv.entry import Entry, Layout
-from engine.vllm.image_kv.keys import EntryKey, Model, weights_digest
+from engine.vllm.image_kv.keys import Computation, EntryKey, Model, weights_digest
 
+ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+COMPUTATION = Computation("bfloat16", "", {"text_config": {"rope_parameters": ROPE}}, {"max_pixels": 1_003_520})
 MODEL = Model(
     name="demo",
     weights="0" * 64,
-    dtype="bfloat16",
+    computation=COMPUTATION,
     kv_dtype="auto",
-    quantization="",
     layers=6,
     kv_heads=2,
     head_size=64,
     blocks="32 tokens, cpu",
-    rope={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
-    processor={"max_pixels": 1_003_520},
     engine="vllm 0.32.0",
 )
+
+
+def configured(rope: dict[str, object]) -> Computation:
+    return replace(COMPUTATION, configuration={"text_config": {"rope_parameters": rope}})
 
 
 @pytest.mark.parametrize(("tokens", "width", "dtype"), [(1, 0, "float32"), (5, 7, "bfloat16"), (391, 256, "float16")])
@@ -63,16 +66,16 @@ def test_a_dtype_that_cannot_be_turned_is_refused() -> None:
     [
         ("name", "other"),
         ("weights", "1" * 64),
-        ("dtype", "float16"),
+        ("computation", replace(COMPUTATION, dtype="float16")),
+        ("computation", replace(COMPUTATION, quantization="awq")),
+        ("computation", replace(COMPUTATION, processor={"max_pixels": 501_760})),
+        ("computation", configured({**ROPE, "rope_theta": 1e4})),
+        ("computation", configured({**ROPE, "mrope_section": [12, 8, 12]})),
         ("kv_dtype", "fp8"),
-        ("quantization", "awq"),
         ("layers", 7),
         ("kv_heads", 4),
         ("head_size", 128),
         ("blocks", "16 tokens, cpu"),
-        ("rope", {**MODEL.rope, "rope_theta": 1e4}),
-        ("rope", {**MODEL.rope, "mrope_section": [12, 8, 12]}),
-        ("processor", {"max_pixels": 501_760}),
         ("engine", "vllm 0.33.0"),
         ("rank", 1),
         ("ranks", 2),

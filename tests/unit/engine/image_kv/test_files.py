@@ -15,6 +15,7 @@ from pathlib import Path
 import blake3
 import pytest
 
+from context.errors import ConfigError
 from engine.vllm.image_kv.entry import Layout
 from engine.vllm.image_kv.files import FileTier
 from tests.unit.engine.image_kv.entries import FILE_BYTES, LAYOUT, TOKENS, entry, file_of, key, same
@@ -238,6 +239,15 @@ def test_a_folder_that_cannot_be_made_costs_the_file_tier_and_one_warning(
     assert (tier.stats().writing, tier.stats().entries) == (False, 0)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert str(tmp_path) not in caplog.text
+
+
+def test_a_folder_that_others_may_write_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "pool"
+    FileTier(folder, ROOM).write(key(1), entry(1))
+    folder.chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod 700") as caught:
+        FileTier(folder, ROOM)
+    assert caught.value.key == "engine.vllm.image_kv.folder"
 
 
 def test_a_full_disk_ends_the_writing_with_one_warning_and_what_is_there_is_read_on(tmp_path: Path) -> None:

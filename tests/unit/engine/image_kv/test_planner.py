@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
+from engine.base import ImageReuse
 from engine.vllm.image_kv.messages import Ask, Plan, Report
 from engine.vllm.image_kv.planner import PATIENCE_SECONDS, Planner
 from engine.vllm.image_kv.reporting import Reporter
@@ -157,6 +158,50 @@ def test_a_preempted_request_keeps_its_holds_and_captures_nothing_of_before() ->
     assert (plan.ended, plan.releases, plan.loads) == (("r",), (), ())
     request.num_computed_tokens = 0
     assert planner.cut(request, 0, PROMPT) == FIRST + 5
+
+
+class Heard(Reporter):
+    """Keeps what it is told of requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reuses: list[ImageReuse] = []
+
+    def request(self, reuse: ImageReuse) -> None:
+        self.reuses.append(reuse)
+
+
+def told(*steps: tuple[int, int], preempted_before: int | None = None) -> tuple[int, int, int]:
+    """Of a request that runs these steps, from a token on so many: places that were loaded, tokens loaded and
+    computed."""
+    heard = Heard()
+    planner, request = Planner(BLOCK_TOKENS, None, 1, heard), Request("r", images=(("image", FIRST), ("other", 40)))
+    held(planner, request)
+    for number, (start, count) in enumerate(steps):
+        if number == preempted_before:
+            planner.preempted(request)
+            request.num_computed_tokens = 0
+            assert reach(planner, request) is not None
+        request.num_computed_tokens = start
+        planner.jump([request])
+        step(planner, r=count)
+    planner.finished(request)
+    (reuse,) = heard.reuses
+    return reuse.hits, reuse.loaded_tokens, reuse.computed_tokens
+
+
+def test_what_came_of_a_request_is_what_was_loaded_for_it_and_not_what_was_planned() -> None:
+    # It leaves before anything is loaded: at once, or when its share of the first image is computed.
+    assert told() == (0, 0, 0)
+    assert told((0, FIRST + 5)) == (0, 0, 0)
+    assert told((0, FIRST + 5), (FIRST + 5, 15)) == (1, 15, 5)
+    # The first image is read from the prefix cache, all of it, or all but its last four tokens.
+    assert told((FIRST + TOKENS, 12)) == (0, 0, 0)
+    assert told((FIRST + 16, 14)) == (1, 4, 0)
+    # Computed and loaded again after its blocks were lost.
+    assert told((0, FIRST + 5), (FIRST + 5, 15), (0, FIRST + 5), preempted_before=2) == (0, 0, 0)
+    again = ((0, FIRST + 5), (FIRST + 5, 15))
+    assert told(*again, *again, preempted_before=2) == (1, 15, 5)
 
 
 def test_an_image_counts_as_held_when_every_worker_has_it() -> None:

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -189,6 +191,96 @@ def test_after_clear_nothing_is_left_not_even_what_was_being_written(tmp_path: P
     pool.close()
     assert list(tmp_path.iterdir()) == []
     assert (pool.stats().ram_bytes, pool.stats().files.bytes) == (0, 0)
+
+
+def test_what_is_held_while_the_pool_is_emptied_goes_with_its_last_holder_and_nobody_else_gets_it() -> None:
+    pool = ImagePool(LAYOUT, 2 * BYTES)
+    for number in (1, 2):
+        pool.put(key(number), entry(number))
+    one, two = held(pool, key(1)), held(pool, key(1))
+    pool.clear()
+    assert pool.where(key(1)) is None
+    assert pool.hold(key(1)).result(0) is None
+    assert same(one.entry, entry(1))
+    # Until then it takes its memory.
+    assert pool.put(key(2), entry(2))
+    with held(pool, key(2)):
+        assert not pool.put(key(3), entry(3))
+        one.release()
+        one.release()
+        assert (pool.stats().held_entries, pool.stats().ram_bytes) == (2, 2 * BYTES)
+        two.release()
+        assert (pool.stats().held_entries, pool.stats().ram_bytes) == (1, BYTES)
+        assert pool.put(key(3), entry(3))
+    pool.close()
+
+
+def test_what_was_put_since_the_pool_was_emptied_is_given_and_not_what_was_held_before() -> None:
+    pool = ImagePool(LAYOUT, 2 * BYTES)
+    pool.put(key(1), entry(1))
+    with held(pool, key(1)) as before:
+        pool.clear()
+        assert pool.put(key(1), entry(5))
+        with held(pool, key(1)) as found:
+            assert same(found, entry(5))
+        assert same(before, entry(1))
+    assert pool.where(key(1)) == "ram"
+    pool.close()
+
+
+def test_what_is_being_read_while_the_pool_is_emptied_is_given_to_nobody(tmp_path: Path) -> None:
+    class ReadThenSlow(SlowFiles):
+        """What is read before the reset arrives after it."""
+
+        def read(self, key: EntryKey, layout: Layout) -> Entry | None:
+            found = FileTier.read(self, key, layout)
+            self.begun.set()
+            assert self.may_go.wait(SECONDS)
+            return found
+
+    files(tmp_path).write(key(1), entry(1))
+    disk = ReadThenSlow(tmp_path)
+    pool = ImagePool(LAYOUT, 4 * BYTES, disk)
+    before = pool.hold(key(1))
+    assert disk.begun.wait(SECONDS)
+    pool.clear()
+    after = pool.hold(key(1))
+    disk.may_go.set()
+    assert [future.result(SECONDS) for future in (before, after)] == [None, None]
+    assert (pool.where(key(1)), pool.stats().ram_entries, list(tmp_path.iterdir())) == (None, 0, [])
+    pool.close()
+
+
+@pytest.mark.parametrize("call", ["scandir", "open", "unlink"])
+def test_who_asks_where_an_entry_is_or_for_figures_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A write learns of another process's file and removes it for room, on a disk that does nothing until it may."""
+    pool = ImagePool(LAYOUT, 4 * BYTES, files(tmp_path, 1))
+    files(tmp_path).write(key(1), entry(1))
+    begun, may_go, real = threading.Event(), threading.Event(), getattr(os, call)
+
+    def slow(*given: Any, **named: Any) -> Any:
+        if threading.current_thread().name.startswith("stillframe-image-pool"):
+            begun.set()
+            assert may_go.wait(SECONDS)
+        return real(*given, **named)
+
+    monkeypatch.setattr(os, call, slow)
+    try:
+        assert pool.put(key(2), entry(2))
+        assert begun.wait(SECONDS)
+        with ThreadPoolExecutor(1) as asking:
+            answers = asking.submit(lambda: ([pool.where(key(number)) for number in (2, 3)], pool.stats()))
+            try:
+                where, stats = answers.result(SECONDS)
+            finally:
+                may_go.set()
+    finally:
+        may_go.set()
+    pool.close()
+    assert (where, stats.unwritten_entries, stats.files.writing) == (["ram", None], 1, True)
+    assert (pool.stats().files.evicted, pool.stats().files.entries) == (1, 1)
 
 
 def test_an_entry_of_another_layout_is_refused() -> None:

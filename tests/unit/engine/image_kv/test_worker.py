@@ -165,6 +165,25 @@ def test_a_hold_that_is_released_before_it_is_answered_or_in_its_own_plan_is_non
     assert figures(one) == (1, 0, 0)
 
 
+def test_what_was_begun_before_the_pool_was_emptied_is_not_kept_after_it(layers: list[Layer]) -> None:
+    one = worker(layers)
+    one.encoder_outputs = {"image": torch.ones(TOKENS, 6)}
+    compute(one, layers, [capture(0, 5)])
+    one.take(Plan(clear=True))
+    compute(one, layers, [capture(5, 7)])
+    assert ask(one, 1) == {1: (0, 1)}
+    assert figures(one) == (0, 0, 0)
+
+
+def test_a_request_that_ends_just_before_the_pool_is_emptied_leaves_nothing_there(layers: list[Layer]) -> None:
+    one = worker(layers)
+    known(one, layers)
+    assert ask(one, 1) == {1: (1, 0)}
+    one.take(Plan(clear=True, releases=(1,)))
+    assert figures(one) == (0, 0, 0)
+    assert ask(one, 2) == {2: (0, 1)}
+
+
 def test_a_new_worker_has_what_another_wrote_and_an_emptied_pool_nothing(layers: list[Layer], tmp_path: Path) -> None:
     first = worker(layers, pool_in(tmp_path))
     known(first, layers)
