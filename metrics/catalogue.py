@@ -64,8 +64,9 @@ _ENTRIES = (
         "stillframe_prompt_tokens",
         "counter",
         "Prompt tokens of completed requests: read from the prefix cache, written to it, or neither.",
-        "`write` and `uncached` are what is paid for. Rising without longer prompts: run the experiment, look for "
-        "clients that change their history.",
+        "`write` and `uncached` are what is paid for; with approximate reuse of images `uncached` also holds what was "
+        "loaded from their pool and not computed. Rising without longer prompts: run the experiment, look for clients "
+        "that change their history.",
         {"disposition": "read, write, uncached"},
     ),
     Entry(
@@ -233,8 +234,9 @@ _ENTRIES = (
     Entry(
         "stillframe_image_pool_tokens",
         "counter",
-        "Image tokens of requests with approximate reuse: loaded from the pool, which usage counts neither as read nor "
-        "as written; computed of the same images; read again from the prefix cache among approximate blocks.",
+        "Tokens of requests with approximate reuse: of images loaded from the pool, which usage counts neither as read "
+        "nor as written; computed of the same images; read again from the prefix cache in approximate blocks, text "
+        "among them.",
         "Loaded beside computed is what reuse saves; `reread` is part of what usage counts as read.",
         {"disposition": "loaded, computed, reread"},
     ),

@@ -59,7 +59,7 @@ def test_the_engines_own_parts_are_switched_on_as_the_readme_says() -> None:
     assert [next(iter(one)) for one in set_by] == list(OWN)
     pool, tiers, eviction = set_by
     assert image_kv_of(pool) == ImageKvSettings(4.0)
-    assert block_tiers_of(tiers) == BlockTierSettings(4.0, "/var/kv")
+    assert block_tiers_of(tiers) == BlockTierSettings(4.0, "/data/kv")
     assert eviction_of(eviction) == "modality"
     with pytest.raises(ConfigError, match="cannot be used beside"):
         block_tiers_of(tiers | pool)
