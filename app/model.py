@@ -7,6 +7,7 @@ from typing import Any
 
 from app.settings import Settings
 from context.errors import ConfigError
+from context.files import expanded
 from engine.demo_model import bundled_folder
 
 DEMO = "demo"
@@ -31,7 +32,7 @@ def resolve_model(settings: Settings) -> tuple[str, dict[str, Any]]:
     if settings.model in (DEMO, RANDOM):
         small = bundled_folder() if settings.model == DEMO else random_folder(settings.data_path)
         return str(small), {**_DEMO_OPTIONS, **_dashed(settings.engine.vllm)}
-    folder = Path(settings.model).expanduser()
+    folder = expanded(settings.model, "model")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError("settings", "model", f"{folder} holds no model: there is no config.json in it")

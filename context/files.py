@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from context.errors import ConfigError
+
 
 class UnusableFile(Exception):
     """A file cannot be used. Its text says why and what to do, and follows on the file's name."""
@@ -14,6 +16,23 @@ class UnusableFile(Exception):
     def what(self) -> str:
         """Why alone, for a file that nobody has named."""
         return str(self).partition(";")[0]
+
+
+def expanded(path: str, key: str) -> Path:
+    """The path that a setting names, from a home folder where it begins with one.
+
+    Args:
+        path: as it is written.
+        key: the setting's dotted key.
+
+    Raises:
+        ConfigError: there is no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        reason = "there is no such home folder; give a whole path, such as /var/lib/stillframe"
+        raise ConfigError("settings", key, reason) from error
 
 
 def read_text(path: str | Path, max_bytes: int) -> str:

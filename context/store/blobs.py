@@ -208,7 +208,8 @@ def _open(url: str, options: dict[str, Any], client_options: dict[str, Any]) -> 
         if scheme == "memory":
             return MemoryStore()
         return from_url(url, config=cast("Any", options), client_options=cast("Any", client_options))
-    except (BaseError, OSError, ValueError) as error:
+    except (BaseError, OSError, RuntimeError, ValueError) as error:
+        # RuntimeError: no such home folder.
         raise ConfigError(
             "settings", "images.store_url", "the store cannot be opened; name a folder that can be written or its URL"
         ) from error

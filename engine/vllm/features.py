@@ -106,7 +106,10 @@ def feature_options(options: Mapping[str, Any], image_endpoint: str) -> dict[str
         ours["blocks"] = {"eviction": eviction}
     if not ours:
         return {}
-    given = cast("Mapping[str, Any]", options.get("additional-config") or {})
+    given: object = options.get("additional-config") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError("settings", "engine.vllm.additional-config", "must be a mapping, such as {key: value}")
+    given = cast("Mapping[str, Any]", given)
     if "stillframe" in given:
         raise ConfigError("settings", "engine.vllm.additional-config", "may not have the part stillframe; remove it")
     return {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from context.errors import ConfigError
+from context.files import expanded
 from engine.vllm.block_tiers.folder import claimed, folder_of
 from engine.vllm.block_tiers.settings import SETTING, BlockTierSettings
 
@@ -38,7 +39,7 @@ def check(config: Any, settings: BlockTierSettings) -> None:
     # With data parallelism each replica of this machine is an engine.
     replicas = range(parallel.data_parallel_rank, parallel.data_parallel_rank + parallel.data_parallel_size_local)
     if settings.folder:
-        folder = Path(settings.folder).expanduser()
+        folder = expanded(settings.folder, f"{SETTING}.folder")
         for index in replicas:
             # The engine claims it for good; what it says when it cannot stands in its log alone.
             os.close(claimed(folder_of(folder, index, parallel.data_parallel_size)))

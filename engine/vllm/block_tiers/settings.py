@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
 from context.errors import ConfigError
+from context.files import expanded
 
 SETTING = "engine.vllm.block_tiers"
 _GIB = 1024**3
+# More than any machine has, and few enough to be counted in bytes.
+_MOST_GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,12 @@ class BlockTierSettings:
         folder = values.get("folder") or ""
         if not isinstance(folder, str):
             raise ConfigError("settings", f"{SETTING}.folder", "must be the path of a folder")
+        expanded(folder, f"{SETTING}.folder")
         memory_gib, folder_gib = values.get("memory_gib"), values.get("folder_gib", 20)
         return BlockTierSettings(_gib(memory_gib, "memory_gib", 4), folder, _gib(folder_gib, "folder_gib", 20))
 
 
 def _gib(value: object, key: str, example: int) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _MOST_GIB:
         raise ConfigError("settings", f"{SETTING}.{key}", f"must be GiB above 0, such as {example}")
     return float(value)

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from context.errors import ConfigError
+from context.files import expanded
 from engine.demo_model import bundled_folder
 
 SETTING = "engine.vllm.image_kv"
 BUNDLED = "bundled"
 _GIB = 1024**3
+# More than any machine has, and few enough to be counted in bytes.
+_MOST_GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +47,14 @@ class ImageKvSettings:
     @property
     def folder_path(self) -> Path | None:
         """Where the files are; None where there are none."""
-        return Path(self.folder).expanduser() if self.folder else None
+        return expanded(self.folder, f"{SETTING}.folder") if self.folder else None
 
     @property
     def profile_file(self) -> Path | None:
         """Where the profile is; None where none is set."""
         if self.profile == BUNDLED:
             return bundled_folder().parent / "reuse_profile.json"
-        return Path(self.profile).expanduser() if self.profile else None
+        return expanded(self.profile, f"{SETTING}.profile") if self.profile else None
 
     def values(self) -> dict[str, Any]:
         """As `of` takes them."""
@@ -80,10 +83,12 @@ class ImageKvSettings:
             raise ConfigError("settings", f"{SETTING}.folder", "must be the path of a folder")
         if not isinstance(profile, str):
             raise ConfigError("settings", f"{SETTING}.profile", "must be the path of a file, or bundled")
+        for key, path in (("folder", folder), ("profile", profile)):
+            expanded(path, f"{SETTING}.{key}")
         return ImageKvSettings(float(values["memory_gib"]), folder, float(values.get("folder_gib", 20.0)), profile)
 
 
 def _require(values: Mapping[str, Any], key: str, example: int) -> None:
     value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _MOST_GIB:
         raise ConfigError("settings", f"{SETTING}.{key}", f"must be GiB above 0, such as {example}")

@@ -89,6 +89,9 @@ def test_vllm_takes_what_we_give_it() -> None:
         ({"memory_gib": 1, "folder": 5}, "engine.vllm.image_kv.folder", "path"),
         ({"memory_gib": 1, "profile": 5}, "engine.vllm.image_kv.profile", "path of a file, or bundled"),
         ({"memory_gib": 1, "folder_gib": -1}, "engine.vllm.image_kv.folder_gib", "above 0"),
+        ({"memory_gib": 10**400}, "engine.vllm.image_kv.memory_gib", "above 0"),
+        ({"memory_gib": 1, "folder": "~nobody-is-called-so/x"}, "engine.vllm.image_kv.folder", "no such home folder"),
+        ({"memory_gib": 1, "profile": "~nobody-is-called-so/x"}, "engine.vllm.image_kv.profile", "no such home folder"),
         ({"memory_gib": 1, "size": 2}, "engine.vllm.image_kv.size", "memory_gib, folder, folder_gib"),
     ],
 )
@@ -97,6 +100,13 @@ def test_a_wrong_pool_of_images_is_named(given: object, key: str, reason: str) -
         feature_options({"image-kv": given}, "ipc:///images")
     assert caught.value.key == key
     assert reason in caught.value.reason
+
+
+@pytest.mark.parametrize("given", [5, [1], '{"a": 1}'])
+def test_an_additional_config_that_is_no_mapping_is_refused_where_ours_joins_it(given: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        feature_options({"additional-config": given, "image-kv": {"memory_gib": 1}}, "ipc:///images")
+    assert caught.value.key == "engine.vllm.additional-config"
 
 
 @pytest.mark.parametrize("name", ["kv-transfer-config", "ec-transfer-config", "scheduler-cls"])

@@ -26,6 +26,12 @@ from engine.vllm.options import VllmSettings, arguments
         ({"memory_gib": "many"}, "engine.vllm.block_tiers.memory_gib", "above 0"),
         ({"memory_gib": 1, "folder": 5}, "engine.vllm.block_tiers.folder", "path"),
         ({"memory_gib": 1, "folder_gib": 0}, "engine.vllm.block_tiers.folder_gib", "above 0"),
+        ({"memory_gib": 10**400}, "engine.vllm.block_tiers.memory_gib", "above 0"),
+        (
+            {"memory_gib": 1, "folder": "~nobody-is-called-so/x"},
+            "engine.vllm.block_tiers.folder",
+            "no such home folder",
+        ),
         ({"memory_gib": 1, "size": 2}, "engine.vllm.block_tiers.size", "memory_gib, folder, folder_gib"),
     ],
 )
