@@ -74,8 +74,12 @@ async def test_jobs_side_by_side_with_preemptions_and_aborts_answer_as_each_alon
             elif not same(await sent, alone[kind.number]):
                 wrong.append(f"{number}: {kind}: {sent.result().distance(alone[kind.number])}")
 
-    await asyncio.gather(*(job(number, random.choice(asked), random.random() < 0.2) for number in range(JOBS)))
-    assert not wrong
+    for numbers in (range(JOBS), range(JOBS, 2 * JOBS), range(2 * JOBS, 3 * JOBS)):
+        await asyncio.gather(*(job(number, random.choice(asked), random.random() < 0.2) for number in numbers))
+        assert not wrong
+        # How many are side by side at a time is chance: a few jobs may all have found room.
+        if await preemptions(rig) > before:
+            break
     assert await preemptions(rig) > before
     # Every block is free, or this fails; and nothing is held, captured or known of any request.
     await rig.forget_prefixes()
