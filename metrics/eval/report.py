@@ -29,18 +29,8 @@ _ENGINE_NOTE = (
 
 def table(rows: Sequence[Row]) -> Table:
     """Quality and cost, a line for each way."""
-    shown = Table(
-        title="Reuse of image KV",
-        title_justify="left",
-        caption=_NOTE,
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
-    )
-    shown.add_column("method", no_wrap=True)
-    shown.add_column("donor", no_wrap=True)
-    for name in ("r", "image", "prompt", "first", "speedup", "kl", "mse", "top-1", "match", "single", "multi"):
-        shown.add_column(name, justify="right", no_wrap=True)
+    figures = ("r", "image", "prompt", "first", "speedup", "kl", "mse", "top-1", "match", "single", "multi")
+    shown = _ways("Reuse of image KV", _NOTE, figures)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is None or (following.method, following.donor) != (row.method, row.donor)
         shown.add_row(
@@ -64,18 +54,8 @@ def table(rows: Sequence[Row]) -> Table:
 
 def engine_table(rows: Sequence[EngineRow]) -> Table:
     """The embedded engine's answers, work and times, a line for each way."""
-    shown = Table(
-        title="The same on the embedded engine",
-        title_justify="left",
-        caption=_ENGINE_NOTE,
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
-    )
-    shown.add_column("method", no_wrap=True)
-    shown.add_column("donor", no_wrap=True)
-    for name in ("r", "image", "prompt", "first", "speedup", "top-1", "single", "multi", "as plain"):
-        shown.add_column(name, justify="right", no_wrap=True)
+    figures = ("r", "image", "prompt", "first", "speedup", "top-1", "single", "multi", "as plain")
+    shown = _ways("The same on the embedded engine", _ENGINE_NOTE, figures)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is None or (following.method, following.donor) != (row.method, row.donor)
         shown.add_row(
@@ -174,3 +154,20 @@ def _comparison(one: Comparison) -> str:
         f"{one.method} against {one.against}, donor {one.donor}, r = {one.ratio:g}: loses single-hop "
         f"{_points(one.loss_single_hop)}, multi-hop {_points(one.loss_multi_hop)} more{kl}."
     )
+
+
+def _ways(title: str, note: str, figures: Sequence[str]) -> Table:
+    """A table for a line a way, with a note below it."""
+    shown = Table(
+        title=title,
+        title_justify="left",
+        caption=note,
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    shown.add_column("method", no_wrap=True)
+    shown.add_column("donor", no_wrap=True)
+    for name in figures:
+        shown.add_column(name, justify="right", no_wrap=True)
+    return shown

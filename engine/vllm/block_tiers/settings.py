@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, cast
+from typing import Any
 
 from context.errors import ConfigError
 from context.files import expanded
+from engine.vllm.kv_settings import gib_of, mapping_of
 
 SETTING = "engine.vllm.block_tiers"
 _GIB = 1024**3
-# More than any machine has, and few enough to be counted in bytes.
-_MOST_GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +67,12 @@ class BlockTierSettings:
         Raises:
             ConfigError: names the key and what it takes.
         """
-        if not isinstance(given, Mapping):
-            raise ConfigError("settings", SETTING, "must be a mapping, such as {memory_gib: 4}")
-        values = {str(key): value for key, value in cast("Mapping[Any, Any]", given).items()}
-        known = [field.name for field in fields(BlockTierSettings)]
-        for key in values:
-            if key not in known:
-                reason = f"there is no such setting; known here: {', '.join(known)}"
-                raise ConfigError("settings", f"{SETTING}.{key}", reason)
+        values = mapping_of(given, SETTING, [field.name for field in fields(BlockTierSettings)])
         folder = values.get("folder") or ""
         if not isinstance(folder, str):
             raise ConfigError("settings", f"{SETTING}.folder", "must be the path of a folder")
         expanded(folder, f"{SETTING}.folder")
-        memory_gib, folder_gib = values.get("memory_gib"), values.get("folder_gib", 20)
-        return BlockTierSettings(_gib(memory_gib, "memory_gib", 4), folder, _gib(folder_gib, "folder_gib", 20))
-
-
-def _gib(value: object, key: str, example: int) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _MOST_GIB:
-        raise ConfigError("settings", f"{SETTING}.{key}", f"must be GiB above 0, such as {example}")
-    return float(value)
+        memory_gib = gib_of(values.get("memory_gib"), f"{SETTING}.memory_gib", 4)
+        return BlockTierSettings(
+            memory_gib, folder, gib_of(values.get("folder_gib", 20.0), f"{SETTING}.folder_gib", 20)
+        )

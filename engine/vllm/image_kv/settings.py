@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from context.errors import ConfigError
 from context.files import expanded
 from engine.demo_model import bundled_folder
+from engine.vllm.kv_settings import gib_of, mapping_of
 
 SETTING = "engine.vllm.image_kv"
 BUNDLED = "bundled"
 _GIB = 1024**3
-# More than any machine has, and few enough to be counted in bytes.
-_MOST_GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +65,9 @@ class ImageKvSettings:
         Raises:
             ConfigError: names the key and what it takes.
         """
-        if not isinstance(given, Mapping):
-            raise ConfigError("settings", SETTING, "must be a mapping, such as {memory_gib: 4}")
-        values = {str(key): value for key, value in cast("Mapping[Any, Any]", given).items()}
-        known = [field.name for field in fields(ImageKvSettings)]
-        for key in values:
-            if key not in known:
-                reason = f"there is no such setting; known here: {', '.join(known)}"
-                raise ConfigError("settings", f"{SETTING}.{key}", reason)
-        _require(values, "memory_gib", 4)
-        if "folder_gib" in values:
-            _require(values, "folder_gib", 20)
+        values = mapping_of(given, SETTING, [field.name for field in fields(ImageKvSettings)])
+        memory_gib = gib_of(values.get("memory_gib"), f"{SETTING}.memory_gib", 4)
+        folder_gib = gib_of(values.get("folder_gib", 20.0), f"{SETTING}.folder_gib", 20)
         folder, profile = values.get("folder") or "", values.get("profile") or ""
         if not isinstance(folder, str):
             raise ConfigError("settings", f"{SETTING}.folder", "must be the path of a folder")
@@ -85,10 +75,4 @@ class ImageKvSettings:
             raise ConfigError("settings", f"{SETTING}.profile", "must be the path of a file, or bundled")
         for key, path in (("folder", folder), ("profile", profile)):
             expanded(path, f"{SETTING}.{key}")
-        return ImageKvSettings(float(values["memory_gib"]), folder, float(values.get("folder_gib", 20.0)), profile)
-
-
-def _require(values: Mapping[str, Any], key: str, example: int) -> None:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _MOST_GIB:
-        raise ConfigError("settings", f"{SETTING}.{key}", f"must be GiB above 0, such as {example}")
+        return ImageKvSettings(memory_gib, folder, folder_gib, profile)
