@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import astuple, replace
 from typing import cast
 
@@ -14,6 +12,7 @@ from engine.base import BlockTierState, Engine, EventBatch
 from engine.vllm.telemetry import read_image_message
 from metrics.encoder_log import EncoderLog
 from metrics.prometheus import GatewayMetrics
+from tests.unit.metrics.telling import Telling
 
 STATE = BlockTierState(
     block_bytes=1000,
@@ -38,21 +37,6 @@ def message(state: BlockTierState) -> EventBatch:
     batch = read_image_message([msgspec.msgpack.encode([5, 1.5, "tiers", astuple(state)])])
     assert (batch.stream, batch.events) == ("images", (state,))
     return batch
-
-
-class Telling:
-    """As much of an engine as tells events."""
-
-    def __init__(self, *batches: EventBatch) -> None:
-        self._batches = batches
-
-    @asynccontextmanager
-    async def events(self) -> AsyncGenerator[AsyncIterator[EventBatch]]:
-        async def told() -> AsyncIterator[EventBatch]:
-            for batch in self._batches:
-                yield batch
-
-        yield told()
 
 
 async def shown(*states: BlockTierState) -> dict[str, float]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import astuple, replace
 from typing import Any, cast
 
@@ -15,6 +13,7 @@ from engine.base import Engine, EventBatch, ImagePoolState, ImageReuse
 from engine.vllm.telemetry import read_image_message
 from metrics.encoder_log import EncoderLog
 from metrics.prometheus import GatewayMetrics
+from tests.unit.metrics.telling import Telling
 
 REUSE = ["request", 3, 2, 1, 960, 48, 320]
 POOL = [1, 2, 3, 4, 5000, 6, 7, 8, 9, 10, 11, 12, 13, 14_000, 15, 16, 17, 1]
@@ -32,21 +31,6 @@ def test_a_message_is_read_in_its_order() -> None:
     assert isinstance(pool, ImagePoolState)
     assert (pool.requests, pool.holds, pool.capturing, pool.memory_entries, pool.memory_bytes) == (1, 2, 3, 4, 5000)
     assert (pool.file_entries, pool.file_bytes, pool.writing) == (13, 14_000, 1)
-
-
-class Telling:
-    """As much of an engine as tells events."""
-
-    def __init__(self, *batches: EventBatch) -> None:
-        self._batches = batches
-
-    @asynccontextmanager
-    async def events(self) -> AsyncGenerator[AsyncIterator[EventBatch]]:
-        async def told() -> AsyncIterator[EventBatch]:
-            for batch in self._batches:
-                yield batch
-
-        yield told()
 
 
 async def test_tokens_are_counted_apart_from_those_of_usage_and_the_pool_is_shown() -> None:
