@@ -32,14 +32,24 @@ from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, Even
 from engine.events import EventHub
 from engine.images import Holdings, open_chat
 from engine.vllm.environment import set_environment
-from engine.vllm.features import ATTACH, feature_options, prepare, reuse_parameters, set_feature_environment
+from engine.vllm.features import (
+    ATTACH,
+    CLEAR_IMAGES,
+    block_tiers_of,
+    feature_options,
+    image_kv_of,
+    prepare,
+    reuse_parameters,
+    set_feature_environment,
+)
+from engine.vllm.image_kv.settings import SETTING as IMAGE_KV
 from engine.vllm.options import VllmSettings, arguments, by_long_name, parse
 from engine.vllm.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.25
 _HELD_IMAGES = 65_536
-_RESET_TRIES = 50
+_RESET_SECONDS = 1.0
 _RESTART_SECONDS = 2.0
 _T = TypeVar("_T")
 _QWEN_VL = re.compile(r"qwen[\d_]*vl")
@@ -60,7 +70,7 @@ class VllmEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._others: frozenset[Any] = frozenset()
         self._restarts = 0
-        self._has_connector = False
+        self._has_tiers = False
 
     async def start(self) -> None:
         if self._running is not None:
@@ -128,23 +138,30 @@ class VllmEngine:
         Raises:
             EngineUnavailable: the engine is not ready, or works on a request.
         """
-        await self._reset_prefixes(with_images=False)
+        await self._reset_prefixes(with_tiers=False)
 
     async def reset_caches(self) -> None:
-        # The pool of images' KV is the connector's, and tiers for blocks are.
-        await self._reset_prefixes(with_images=self._has_connector)
+        await self._reset_prefixes(with_tiers=self._has_tiers)
+        # Every worker has a pool of its own, and answers when it is empty.
+        if self._info.reuses_images and not all(await self._client.collective_rpc(CLEAR_IMAGES)):
+            raise EngineUnavailable(f"Files in {IMAGE_KV}.folder could not be removed; the log says why.")
         await self._client.reset_mm_cache()
         # Not before: a chat in between would be believed, and its images dropped after it.
         self._holdings.clear()
         await self._client.reset_encoder_cache()
 
-    async def _reset_prefixes(self, *, with_images: bool) -> None:
+    async def _reset_prefixes(self, *, with_tiers: bool) -> None:
         self._require_ready()
-        # The core frees a finished request's blocks one step after its last token left, and refuses until then.
-        for _ in range(_RESET_TRIES):
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _RESET_SECONDS
+        # A core that works answers after its step alone; so it is asked when it has nothing to do any more. It frees a
+        # finished request's blocks one step after its last token left, and refuses until then.
+        while loop.time() < until:
             # It empties the connector also where it refuses, so that is not asked for before the blocks are gone.
-            if await self._client.reset_prefix_cache() and (
-                not with_images or await self._client.reset_prefix_cache(reset_connector=True)
+            if (
+                not self.running()
+                and await self._client.reset_prefix_cache()
+                and (not with_tiers or await self._client.reset_prefix_cache(reset_connector=True))
             ):
                 return
             await asyncio.sleep(0.02)
@@ -172,7 +189,8 @@ class VllmEngine:
         telemetry = Telemetry(self._hub)
         stack.push_async_callback(telemetry.stop)
         telemetry.start()
-        features = feature_options(by_long_name(self._settings.options), telemetry.image_endpoint)
+        options = by_long_name(self._settings.options)
+        image_kv, self._has_tiers = image_kv_of(options), block_tiers_of(options) is not None
         args = parse(
             arguments(
                 self._settings,
@@ -188,14 +206,14 @@ class VllmEngine:
                         "encoder_cache_manager_cls": "engine.vllm.encoder_cache.ReportingEncoderCacheManager",
                         "manager_config": {"endpoint": telemetry.encoder_endpoint},
                     },
-                    **features,
+                    **feature_options(options, telemetry.image_endpoint),
                 },
             )
         )
-        self._has_connector = "kv-transfer-config" in features
         client, config = await in_daemon_thread(lambda: _build_engine(args))
         stack.push_async_callback(asyncio.to_thread, self._shut_down, client)
-        if "worker-extension-cls" in features:
+        has_profile = image_kv is not None and image_kv.profile != ""
+        if has_profile:
             await client.collective_rpc(ATTACH)
         await client.reset_mm_cache()
         tasks = await client.get_supported_tasks()
@@ -214,8 +232,8 @@ class VllmEngine:
             max_images_per_prompt=_image_limit(config),
             max_aspect_ratio=_aspect_limit(config),
             caches_prefix=bool(config.cache_config.enable_prefix_caching),
-            reuses_images="ec-transfer-config" in features,
-            has_layer_profile="worker-extension-cls" in features,
+            reuses_images=image_kv is not None,
+            has_layer_profile=has_profile,
             # `options.arguments` asks for it always.
             reports_read=True,
         )

@@ -13,20 +13,14 @@ vllm/v1/core/sched/scheduler.py::Scheduler._try_schedule_encoder_inputs.
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-import zmq
-
 from engine.vllm.blocks.returns import Returns, Watched
 from engine.vllm.core_0_32 import check_instance
+from engine.vllm.event_socket import EventSocket, gateway_request_id
 from engine.vllm.v0_32 import EncoderCacheManager
 
-_INTERNAL_ID = re.compile(r"^(?:\d+_)?chatcmpl-(.+)-[0-9a-f]{8}$")
-_QUEUE_EVENTS = 100_000
 # Attention within an image costs as much as all else in Qwen2-VL's encoder where it has so many embeddings.
 _EVEN_EMBEDDINGS = 2048
 _LOOKED_AT = 64
@@ -34,51 +28,34 @@ _LOOKED_AT = 64
 _USED = ("freeable.move_to_end", "freed", "num_free_slots", "num_freeable_slots")
 
 
-def gateway_request_id(internal: str) -> str:
-    """The gateway's request id in vLLM's own, `[n_]chatcmpl-<id>-<8 hex>`; the whole when it has another form."""
-    match = _INTERNAL_ID.match(internal)
-    return match.group(1) if match else internal
-
-
 class ReportingEncoderCacheManager(EncoderCacheManager):
-    """`EncoderCacheManager` that sends [sequence, seconds, kind, request_id, uuid, embeddings] over a local socket.
-
-    A reader that is not there or too slow loses events, which shows as a gap in the sequence; the engine never waits.
+    """`EncoderCacheManager` that tells for each event the request's id, the image's uuid and its embeddings.
 
     Args:
         cache_size: embeddings.
         by_value: what makes room is what is worth least, by how soon such images come back and what they cost to
             compute, and first of all what `is_pooled`; otherwise what no request has needed for longest, as vLLM
             does. What a request needs stays either way.
+        events: who is told; None: nobody.
     """
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> ReportingEncoderCacheManager:
         blocks = (vllm_config.additional_config or {}).get("stillframe", {}).get("blocks", {})
-        manager = cls(cache_size=cache_size, by_value=blocks.get("eviction") == "modality")
-        manager.connect(vllm_config.ec_manager_config.manager_config["endpoint"])
-        return manager
+        events = EventSocket(vllm_config.ec_manager_config.manager_config["endpoint"])
+        return cls(cache_size=cache_size, by_value=blocks.get("eviction") == "modality", events=events)
 
-    def __init__(self, cache_size: int, *, by_value: bool = False) -> None:
+    def __init__(self, cache_size: int, *, by_value: bool = False, events: EventSocket | None = None) -> None:
         super().__init__(cache_size)
         check_instance(self, "EncoderCacheManager", _USED)
         self._returns = Returns() if by_value else None
         self._uses: dict[str, Watched] = {}
-        self._socket: zmq.Socket[bytes] | None = None
-        self._sequence = 0
+        self._events = events or EventSocket()
         # One report a (request, input): a hit is asked for again on every scheduling step of a chunked prefill.
         self._reported: dict[str, set[int]] = {}
         self.is_pooled: Callable[[str], bool] = lambda _: False
         """Whether a request now holds an image's entry of the pool, by the image's identifier: its features come from
         there and are not computed. An image that the pool has and nobody holds is none of these."""
-
-    def connect(self, endpoint: str) -> None:
-        """Start to report to `endpoint`, which is already bound."""
-        socket = zmq.Context.instance().socket(zmq.PUSH)
-        socket.set(zmq.SNDHWM, _QUEUE_EVENTS)
-        socket.set(zmq.LINGER, 0)
-        socket.connect(endpoint)
-        self._socket = socket
 
     def check_and_update_cache(self, request: Any, input_id: int) -> bool:
         hit = bool(super().check_and_update_cache(request, input_id))
@@ -100,7 +77,7 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
         answer = bool(super().can_allocate(request, input_id, encoder_compute_budget, num_embeds_to_schedule))
         for uuid in self.freed[before:]:
             self._uses.pop(uuid, None)
-            self._send("evict", gateway_request_id(request.request_id), uuid, 0)
+            self._events.send("evict", gateway_request_id(request.request_id), uuid, 0)
         return answer
 
     def free(self, request: Any) -> None:
@@ -108,13 +85,13 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
         self._reported.pop(request.request_id, None)
         # A request that is preempted or not admitted lets go of its features too, and comes back.
         if request.is_finished():
-            self._send("done", gateway_request_id(request.request_id), "", 0)
+            self._events.send("done", gateway_request_id(request.request_id), "", 0)
 
     def reset(self) -> None:
         super().reset()
         self._reported.clear()
         self._uses.clear()
-        self._send("reset", "", "", 0)
+        self._events.send("reset", "", "", 0)
 
     def _report_once(self, kind: str, request: Any, input_id: int) -> None:
         seen = self._reported.setdefault(request.request_id, set())
@@ -125,7 +102,7 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
         if self._returns is not None:
             use = self._uses[uuid] = self._returns.use([uuid])
             self._returns.named(use, uuid)
-        self._send(kind, gateway_request_id(request.request_id), uuid, embeddings)
+        self._events.send(kind, gateway_request_id(request.request_id), uuid, embeddings)
 
     def _choose(self, needed: int) -> None:
         """Put first in vLLM's order what is worth least, as much of it as makes room for so many embeddings."""
@@ -151,13 +128,3 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
             # beyond that is not known here.
             return 0.0
         return self._returns.density(use.uses, use.last) * (1 + self.freeable[uuid] / _EVEN_EMBEDDINGS)
-
-    def _send(self, kind: str, request_id: str, uuid: str, embeddings: int) -> None:
-        if self._socket is None:
-            return
-        message = msgspec.msgpack.encode([self._sequence, time.time(), kind, request_id, uuid, embeddings])
-        self._sequence += 1
-        try:
-            self._socket.send(message, zmq.NOBLOCK)
-        except zmq.Again:
-            return

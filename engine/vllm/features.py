@@ -16,9 +16,10 @@ from engine.vllm.private_folder import make_private
 
 # Settings of ours that stand among vLLM's options.
 OWN = ("image-kv", "block-tiers", "eviction")
-_IMAGE_KV_SETS = ("kv-transfer-config", "ec-transfer-config")
+_IMAGE_KV_SETS = ("kv-transfer-config", "ec-transfer-config", "scheduler-cls", "worker-extension-cls")
 # Of `image_kv/extension.py`, which is not imported here: it needs vLLM.
-_EXTENSION, ATTACH = "engine.vllm.image_kv.extension.LayerAccess", "stillframe_attach"
+_EXTENSION = "engine.vllm.image_kv.extension.ImageKvWorker"
+ATTACH, CLEAR_IMAGES = "stillframe_attach", "stillframe_clear_images"
 
 
 def image_kv_of(options: Mapping[str, Any]) -> ImageKvSettings | None:
@@ -31,7 +32,7 @@ def image_kv_of(options: Mapping[str, Any]) -> ImageKvSettings | None:
     if given is None:
         return None
     settings = ImageKvSettings.of(given)
-    for name in (*_IMAGE_KV_SETS, "scheduler-cls", *(("worker-extension-cls",) if settings.profile else ())):
+    for name in _IMAGE_KV_SETS:
         if name in options:
             reason = f"is set by Stillframe itself where {SETTING} is; remove one of both"
             raise ConfigError("settings", f"engine.vllm.{name}", reason)
@@ -97,8 +98,7 @@ def feature_options(options: Mapping[str, Any], image_endpoint: str) -> dict[str
             "ec_connector_module_path": "engine.vllm.image_kv.encoder",
             "ec_role": "ec_consumer",
         }
-        if image_kv.profile:
-            made["worker-extension-cls"] = _EXTENSION
+        made["worker-extension-cls"] = _EXTENSION
     if (tiers := block_tiers_of(options)) is not None:
         ours["block_tiers"] = tiers.values()
         made["kv-transfer-config"] = tiers.transfer(image_endpoint)

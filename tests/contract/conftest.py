@@ -25,11 +25,16 @@ async def engine(case: EngineCase) -> AsyncIterator[Engine]:
     await engine.stop()
 
 
+@pytest.fixture(scope="session")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the engine with a pool of images' KV keeps its files."""
+    return tmp_path_factory.mktemp("pool") / "images"
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def image_rig(demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Rig]:
+async def image_rig(demo_checkpoint: Path, image_folder: Path) -> AsyncGenerator[Rig]:
     """The real engine with a pool of images' KV, started once."""
     from tests.contract.image_kv_rig import started
 
-    folder = tmp_path_factory.mktemp("pool") / "images"
-    async with started(demo_checkpoint, {"memory_gib": 1, "folder": str(folder), "folder_gib": 1}) as rig:
+    async with started(demo_checkpoint, {"memory_gib": 1, "folder": str(image_folder), "folder_gib": 1}) as rig:
         yield rig

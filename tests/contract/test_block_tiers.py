@@ -107,6 +107,8 @@ async def test_what_left_memory_too_is_read_from_files(rig: TierRig) -> None:
     assert again.distance(said) == 0.0
     assert again.read_tokens == full_blocks(again.prompt_tokens)
     assert BLOCK_TOKENS * (after.file_loaded - before.file_loaded) == again.read_tokens
+    # They came to memory first.
+    assert after.memory_stored - before.memory_stored >= after.file_loaded - before.file_loaded
 
 
 async def test_no_tenant_reads_another_s_blocks_and_an_image_only_its_own(rig: TierRig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from context.errors import EngineUnavailable
@@ -152,9 +154,15 @@ async def test_another_tenant_has_no_share_in_it(rig: Rig) -> None:
     await rig.forget_prefixes()
 
 
-async def test_emptying_the_engine_s_caches_empties_the_pool(rig: Rig) -> None:
+async def test_emptying_the_engine_s_caches_empties_the_pool_before_it_says_so(rig: Rig, image_folder: Path) -> None:
+    def files() -> int:
+        return sum(1 for _ in image_folder.iterdir())
+
     await learnt(rig, "reset", 10)
+    assert files()
     await rig.engine.reset_caches()
+    # No step came in between: of a core that dies now nothing comes back.
+    assert not files()
     await rig.ask("reset", [user(THERE, picture(10), QUESTION)], ratio=0)
     got = await rig.reuse("reset")
     assert (got.hits, got.misses) == (0, 1)

@@ -9,7 +9,7 @@
     copying.py      blocks between the CPU build's cache and memory; with a GPU vLLM has its own
     file_tier.py    blocks on their way to files and back; `files.py` has the files, `folder.py` their folder
     format.py       what is in a file
-    stats.py, reporting.py  what is counted, and told to the gateway
+    stats.py        what is counted
 
 docs/adr/0018-block-tiers.md has the design. What it needs of vLLM stands in `engine/vllm/tiers_0_32.py`.
 """

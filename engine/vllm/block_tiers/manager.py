@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from engine.base import BlockTierState
 from engine.vllm import tiers_0_32 as vllm_tiers
 from engine.vllm.block_tiers.file_tier import FileTier
-from engine.vllm.block_tiers.reporting import Reporter
 from engine.vllm.block_tiers.stats import FileStats
 from engine.vllm.blocks.labels import Modality, labels_of
+from engine.vllm.event_socket import EventSocket
 
 
 class Contents:
@@ -61,7 +62,7 @@ class MemoryTier(vllm_tiers.CPUPrimaryTierOffloadingManager):
         self._contents = contents
         self._modalities: dict[bytes, Modality] = {}
         self.held: Counter[Modality] = Counter()
-        self.evicted = 0
+        self.stored = self.evicted = 0
 
     def prepare_store(self, keys: Collection[Any], req_context: Any) -> Any:
         made = super().prepare_store(keys, req_context)
@@ -78,6 +79,7 @@ class MemoryTier(vllm_tiers.CPUPrimaryTierOffloadingManager):
 
     def complete_store(self, keys: Collection[Any], req_context: Any, success: bool = True) -> None:
         super().complete_store(keys, req_context, success)
+        self.stored += len(keys) if success else 0
         if not success:
             for key in keys:
                 if self.lookup(key, req_context) is vllm_tiers.LookupResult.MISS:
@@ -100,15 +102,15 @@ class BlockTiersManager(vllm_tiers.TieringOffloadingManager):
         memory: the memory tier.
         files: the file tier, where there is one.
         contents: what requests' blocks hold.
-        reporter: who is told.
+        events: who is told, with the values of a `BlockTierState` in their order.
     """
 
-    def __init__(self, memory: MemoryTier, files: FileTier | None, contents: Contents, reporter: Reporter) -> None:
+    def __init__(self, memory: MemoryTier, files: FileTier | None, contents: Contents, events: EventSocket) -> None:
         super().__init__(primary_tier=memory, secondary_tiers=[] if files is None else [files])
         vllm_tiers.check_made(self, "TieringOffloadingManager")
-        self._memory, self._files, self._reporter = memory, files, reporter
+        self._memory, self._files, self._events = memory, files, events
         self.contents = contents
-        self._stored = self._loaded = self._loaded_of_files = self._dropped = 0
+        self._loaded = self._loaded_of_files = self._dropped = 0
         # For each request its blocks, each once, in the order of the prompt.
         self._offered: dict[str, dict[Any, None]] = {}
         self._homeless: dict[str, int] = {}
@@ -126,7 +128,7 @@ class BlockTiersManager(vllm_tiers.TieringOffloadingManager):
             text_blocks=held["text"],
             image_blocks=held["image"],
             mixed_blocks=held["mixed"],
-            memory_stored=self._stored,
+            memory_stored=self._memory.stored,
             memory_loaded=self._loaded - self._loaded_of_files,
             memory_evicted=self._memory.evicted,
             memory_dropped=self._dropped,
@@ -158,7 +160,6 @@ class BlockTiersManager(vllm_tiers.TieringOffloadingManager):
 
     def complete_store(self, keys: Collection[Any], req_context: Any, success: bool = True) -> None:
         super().complete_store(keys, req_context, success)
-        self._stored += len(keys) if success else 0
         self._tell()
 
     def complete_load(self, keys: Collection[Any], req_context: Any) -> None:
@@ -189,9 +190,9 @@ class BlockTiersManager(vllm_tiers.TieringOffloadingManager):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._reporter.close()
+        self._events.close()
 
     def _tell(self) -> None:
         if (state := self.state()) != self._told:
             self._told = state
-            self._reporter.tell(state)
+            self._events.send("tiers", astuple(state))

@@ -24,8 +24,8 @@ from engine.vllm.block_tiers.file_tier import FileTier
 from engine.vllm.block_tiers.files import BlockFiles
 from engine.vllm.block_tiers.folder import folder_of, unused
 from engine.vllm.block_tiers.manager import BlockTiersManager, Contents, MemoryTier
-from engine.vllm.block_tiers.reporting import Reporter
 from engine.vllm.block_tiers.settings import SETTING, BlockTierSettings
+from engine.vllm.event_socket import EventSocket
 
 
 class BlockTiersSpec(vllm_tiers.TieringOffloadingSpec):
@@ -57,7 +57,7 @@ class BlockTiersSpec(vllm_tiers.TieringOffloadingSpec):
                 cache_policy=self.eviction_policy,
                 enable_events=self.kv_events_config.enable_kv_cache_events,
             )
-            self._tiers = BlockTiersManager(memory, self._files(memory), contents, Reporter(self._endpoint))
+            self._tiers = BlockTiersManager(memory, self._files(memory), contents, EventSocket(self._endpoint))
         return self._tiers
 
     def get_worker(self, kv_caches: Any) -> Any:

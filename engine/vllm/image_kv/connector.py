@@ -112,10 +112,6 @@ class ImageKvConnector(core.KVConnectorBase_V1, core.SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, block_ids[0])
 
-    def reset_cache(self) -> bool:
-        self._planner.clear()
-        return True
-
     def lookup(self, request: Any) -> int:
         """How many tokens the prefix cache has for a request's hashes."""
         assert self._kv_cache_manager is not None
@@ -138,6 +134,10 @@ class ImageKvConnector(core.KVConnectorBase_V1, core.SupportsHMA):
     def attach(self, model: Any) -> None:
         """Give the worker its model, for ratios by layer."""
         self._worker.attach(model)
+
+    def clear(self) -> bool:
+        """Empty the worker's pool; whether all its files are gone."""
+        return self._worker.clear()
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)

@@ -1,7 +1,5 @@
-"""What gives the pool's worker its model: the connector's classes are given none.
-
-vLLM adds this class to its worker's by `worker_extension_cls`; `embedded.py` has `stillframe_attach` called once the
-engine stands. Only where ratios by layer are set.
+"""What the gateway calls in every worker, between its steps: vLLM adds this class to its worker's by
+`worker_extension_cls`, and `embedded.py` has its methods called by their names.
 """
 
 # vLLM leaves much of its types open.
@@ -15,8 +13,8 @@ from engine.vllm import core_0_32 as core
 from engine.vllm.image_kv.connector import ImageKvConnector
 
 
-class LayerAccess:
-    """A part of vLLM's worker, which has the model."""
+class ImageKvWorker:
+    """A part of vLLM's worker, which has the model; the connector's classes are given none."""
 
     model_runner: Any
 
@@ -26,6 +24,14 @@ class LayerAccess:
         Raises:
             ConfigError: as `Narrowing.attach`.
         """
-        connector = core.get_kv_transfer_group()
-        assert isinstance(connector, ImageKvConnector)
-        connector.attach(self.model_runner.get_model())
+        _connector().attach(self.model_runner.get_model())
+
+    def stillframe_clear_images(self) -> bool:
+        """Have the pool forget all entries, in memory and in files; whether all files are gone. Waits for the disk."""
+        return _connector().clear()
+
+
+def _connector() -> ImageKvConnector:
+    connector = core.get_kv_transfer_group()
+    assert isinstance(connector, ImageKvConnector)
+    return connector

@@ -18,7 +18,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from engine.vllm.image_kv import format as file_format
 from engine.vllm.image_kv.entry import Entry, Layout
@@ -33,6 +33,12 @@ _log = logging.getLogger(__name__)
 _ENTRY = re.compile(r"([0-9a-f]{64})\.imagekv")
 _UNFINISHED = re.compile(r"[0-9a-f]{32}\.unfinished")
 _ABANDONED_SECONDS = 3600.0
+_Work = Literal["write", "read", "remove"]
+_THEN: dict[_Work, str] = {
+    "write": "images' KV stays in memory alone from here on",
+    "read": "a file was not read",
+    "remove": "a file was not removed",
+}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -58,7 +64,7 @@ class FileTier:
         self._order = Order()
         self._writing = True
         self._left: set[str] = set()
-        self._warned: set[bool] = set()
+        self._warned: set[_Work] = set()
         self._evicted = self._refused = self._faults = 0
         try:
             make_private(folder, f"{SETTING}.folder")
@@ -117,7 +123,7 @@ class FileTier:
             self._refuse(key.digest, error)
             return None
         except OSError as error:
-            self._fault(error, ends_writing=False)
+            self._fault(error, "read")
             return None
         with self._lock:
             if key.digest not in self._order:
@@ -133,16 +139,24 @@ class FileTier:
             with suppress(OSError):
                 self._path(key.digest).unlink(missing_ok=True)
 
-    def clear(self) -> None:
-        """Remove all entries, those of other processes too."""
+    def clear(self) -> bool:
+        """Remove all entries, those of other processes too; whether all are gone."""
+        gone = True
         with self._disk:
             self._forget()
-            for path in list(self._folder.glob("*.imagekv")):
-                if _ENTRY.fullmatch(path.name):
-                    with suppress(OSError):
-                        path.unlink()
+            try:
+                names = [item.name for item in os.scandir(self._folder) if _ENTRY.fullmatch(item.name)]
+                for name in names:
+                    gone = self._removed(self._folder / name) and gone
+            except (FileNotFoundError, NotADirectoryError):
+                # Then there are none.
+                pass
+            except OSError as error:
+                self._fault(error, "remove")
+                gone = False
             # What was read in the meantime is known again.
             self._forget()
+        return gone
 
     def stats(self) -> FileStats:
         """Figures now; those of other processes' files as of the last write. Does not wait for the disk."""
@@ -153,6 +167,17 @@ class FileTier:
 
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.imagekv"
+
+    def _removed(self, path: Path) -> bool:
+        """Whether an entry's file is gone. A folder of that name was never one."""
+        try:
+            path.unlink(missing_ok=True)
+        except IsADirectoryError:
+            return True
+        except OSError as error:
+            self._fault(error, "remove")
+            return False
+        return True
 
     def _forget(self) -> None:
         with self._lock:
@@ -223,15 +248,14 @@ class FileTier:
             with self._lock:
                 self._left.add(digest)
 
-    def _fault(self, error: OSError, *, ends_writing: bool = True) -> None:
+    def _fault(self, error: OSError, work: _Work = "write") -> None:
         with self._lock:
             self._faults += 1
-            self._writing = self._writing and not ends_writing
-            said = ends_writing in self._warned
-            self._warned.add(ends_writing)
+            self._writing = self._writing and work != "write"
+            said = work in self._warned
+            self._warned.add(work)
         if not said:
-            kept = "images' KV stays in memory alone from here on" if ends_writing else "a file was not read"
-            _log.warning("the image pool's folder fails, for %s: %s", _reason(error), kept)
+            _log.warning("the image pool's folder fails, for %s: %s", _reason(error), _THEN[work])
 
 
 def _reason(error: OSError) -> str:

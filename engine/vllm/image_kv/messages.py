@@ -85,7 +85,6 @@ class Plan:
     A request that leaves before its first step has its holds asked for and released in one plan.
     """
 
-    clear: bool = False
     asks: tuple[Ask, ...] = ()
     releases: tuple[int, ...] = ()
     ended: tuple[str, ...] = ()

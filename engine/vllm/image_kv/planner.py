@@ -60,7 +60,6 @@ class Planner:
         self._asks: list[Ask] = []
         self._releases: list[int] = []
         self._ended: list[str] = []
-        self._clear = False
         self._room = Room()
         self.loading: list[tuple[Any, int]] = []
         """Requests that the last plan loads for, with all tokens that were loaded for each."""
@@ -191,10 +190,6 @@ class Planner:
         if tracked.ratio is not None:
             self._reporter.request(tracked.reuse(request.request_id))
 
-    def clear(self) -> None:
-        """Have the pool emptied."""
-        self._clear = True
-
     def plan(self, scheduled: Mapping[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Plan:
         """What the worker does with a step.
 
@@ -222,8 +217,7 @@ class Planner:
                 self.passed.append((tracked.request, tracked.passed))
             tracked.stay()
         asks, releases, ended = tuple(self._asks), tuple(self._releases), tuple(self._ended)
-        plan = Plan(self._clear, asks, releases, ended, tuple(loads), tuple(captures))
-        self._clear = False
+        plan = Plan(asks, releases, ended, tuple(loads), tuple(captures))
         self._releases, self._asks, self._ended = [], [], []
         return plan
 

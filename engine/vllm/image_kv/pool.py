@@ -113,6 +113,11 @@ class ImagePool:
         self._threads.submit(self._write, self._files, key, resident)
         return True
 
+    def count_refused(self) -> None:
+        """An entry found no room before it was made."""
+        with self._lock:
+            self._counts.refused += 1
+
     def where(self, key: EntryKey) -> Literal["ram", "file"] | None:
         """In which tier an entry is. Of a file only its name is known."""
         with self._lock:
@@ -151,17 +156,19 @@ class ImagePool:
                 resident.holds -= 1
                 self._leave(resident)
 
-    def clear(self) -> None:
-        """Forget all entries, in memory and in files. Waits for the disk.
+    def clear(self) -> bool:
+        """Forget all entries, in memory and in files; whether all files are gone. Waits for the disk.
 
         Nobody gets one of them after this. What is held stays in memory for its holders and goes with the last of them;
         what is being read is given to nobody, what is being written is removed.
         """
         self._forget()
-        if self._files is not None:
-            self._files.clear()
-            # What was put or read in the meantime may be of a file that was still there.
-            self._forget()
+        if self._files is None:
+            return True
+        gone = self._files.clear()
+        # What was put or read in the meantime may be of a file that was still there.
+        self._forget()
+        return gone
 
     def close(self) -> None:
         """Wait for the files that are being written, and end the threads. Nothing is put or held after this."""

@@ -26,7 +26,8 @@ class PoolStats:
     """The pool. Counts are since the start of the process.
 
     `ram_hits`, `file_hits` and `misses` count holds that were asked for. `refused_entries` found no room in memory,
-    for all of it was held. `held_entries` are in use now, `unwritten_entries` are on their way to a file.
+    for all of it was held, or is less than one needs. `held_entries` are in use now, `unwritten_entries` are on their
+    way to a file.
     """
 
     ram_entries: int

@@ -11,6 +11,7 @@ report      what has become of holds
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,10 +26,14 @@ from engine.vllm.image_kv.keys import EntryKey
 from engine.vllm.image_kv.messages import Ask, Capture, ImageName, Load, Plan, Report
 from engine.vllm.image_kv.pool import Hold, ImagePool
 from engine.vllm.image_kv.rotation import RopeTable, rotate
+from engine.vllm.image_kv.settings import SETTING
 from engine.vllm.image_kv.transfer import Drop, Recorder, Wanted, slots_of, write_back
 
 if TYPE_CHECKING:
     from engine.vllm.image_kv.narrowing import Narrowing
+
+_log = logging.getLogger(__name__)
+_MIB = 1024**2
 
 
 @dataclass(slots=True)
@@ -72,17 +77,13 @@ class Worker:
         self._holds: dict[int, Hold] = {}
         self._donors: dict[tuple[str, int], _Donor] = {}
         self._captured: list[tuple[Capture, _Donor]] = []
-        self._changed = True
+        self._changed, self._told_of_size = True, False
         self.encoder_outputs: Mapping[str, Tensor] = {}
         """The vision encoder's outputs by identifier, as the engine has them now."""
 
     def take(self, plan: Plan) -> None:
         """Carry out a plan, but for its loads."""
         self._changed = self._changed or not plan.empty
-        if plan.clear:
-            self._pool.clear()
-            # Rows of before, too.
-            self._donors.clear()
         for ask in plan.asks:
             self._ask(ask)
         for hold in plan.releases:
@@ -94,6 +95,13 @@ class Worker:
         self._recorder.expect(
             [Wanted(donor.entry, capture.row, self._slots(capture)) for capture, donor in self._captured]
         )
+
+    def clear(self) -> bool:
+        """Between two steps: empty the pool; whether all files are gone. Waits for the disk."""
+        # What is being filled has rows of before.
+        self._donors.clear()
+        self._changed = True
+        return self._pool.clear()
 
     def attach(self, model: Any) -> None:
         """Be given the model, so that its layers can compute different rows.
@@ -190,17 +198,32 @@ class Worker:
             return donor if donor is not None and donor.rows == capture.row else None
         key, layout = self._key(capture.name), self._pool.layout
         taken = sum(donor.entry.bytes for donor in self._donors.values())
-        if (
-            any(donor.key == key for donor in self._donors.values())
-            or taken + layout.bytes(capture.tokens) > self._capture_bytes
-            or self._pool.where(key) is not None
-        ):
+        if any(donor.key == key for donor in self._donors.values()) or self._pool.where(key) is not None:
+            return None
+        if taken + layout.bytes(capture.tokens) > self._capture_bytes:
+            self._refuse(capture)
             return None
         # With an image's length what each of its tokens costs grows, for they attend to each other.
         cost = capture.tokens * (1 + capture.tokens / 8192)
         donor = _Donor(key, Entry.empty(layout, capture.tokens, capture.position, cost))
         self._donors[place] = donor
         return donor
+
+    def _refuse(self, capture: Capture) -> None:
+        """An image is computed and not kept: there is no room for its rows."""
+        needed = self._pool.layout.bytes(capture.tokens)
+        self._pool.count_refused()
+        self._changed = True
+        if needed > self._capture_bytes and not self._told_of_size:
+            self._told_of_size = True
+            _log.warning(
+                "an image of %d tokens has %d MiB of KV and is never kept: one may have half of %s.memory_gib, which "
+                "are %d MiB; raise it or send smaller images",
+                capture.tokens,
+                -(-needed // _MIB),
+                SETTING,
+                self._capture_bytes // _MIB,
+            )
 
     def _keep(self, capture: Capture, donor: _Donor) -> None:
         encoder, output = donor.entry.encoder, self.encoder_outputs.get(capture.name.image)

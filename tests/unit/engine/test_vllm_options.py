@@ -109,24 +109,13 @@ def test_an_additional_config_that_is_no_mapping_is_refused_where_ours_joins_it(
     assert caught.value.key == "engine.vllm.additional-config"
 
 
-@pytest.mark.parametrize("name", ["kv-transfer-config", "ec-transfer-config", "scheduler-cls"])
+@pytest.mark.parametrize("name", ["kv-transfer-config", "ec-transfer-config", "scheduler-cls", "worker-extension-cls"])
 def test_what_the_pool_of_images_needs_is_its_own_and_free_without_it(name: str) -> None:
     assert feature_options({name: "x"}, "ipc:///images") == {}
     with pytest.raises(ConfigError) as caught:
         feature_options({name: "x", "image-kv": {"memory_gib": 1}}, "ipc:///images")
     assert caught.value.key == f"engine.vllm.{name}"
     assert "engine.vllm.image_kv" in caught.value.reason
-
-
-def test_ratios_by_layer_need_the_worker_s_own_extension() -> None:
-    plain, by_layer = {"image-kv": {"memory_gib": 1}}, {"image-kv": {"memory_gib": 1, "profile": "bundled"}}
-    assert "worker-extension-cls" not in feature_options(plain, "ipc:///images")
-    assert "worker-extension-cls" in feature_options(by_layer, "ipc:///images")
-    own = {"worker-extension-cls": "mine"}
-    assert "worker-extension-cls" not in feature_options({**plain, **own}, "ipc:///images")
-    with pytest.raises(ConfigError) as caught:
-        feature_options({**by_layer, **own}, "ipc:///images")
-    assert caught.value.key == "engine.vllm.worker-extension-cls"
 
 
 def test_the_demo_model_s_own_ratios_by_layer_have_a_name() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine.vllm.block_tiers.files import BlockFiles
-from tests.unit.engine.block_tiers.disk import SECONDS, refusing, slow
 from tests.unit.engine.block_tiers.test_files import FILE, block, key, only_file, read, reopened
+from tests.unit.engine.disk import SECONDS, refusing, slow
 
 ROOM_FOR = 3
 

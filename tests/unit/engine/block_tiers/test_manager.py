@@ -50,13 +50,13 @@ def tiers(folder: Path, memory_of: Any = None, manager_of: Any = None) -> Genera
     made = region(secrets.token_hex(8))
     from engine.vllm.block_tiers.file_tier import FileTier
     from engine.vllm.block_tiers.manager import BlockTiersManager, Contents, MemoryTier
-    from engine.vllm.block_tiers.reporting import Reporter
+    from engine.vllm.event_socket import EventSocket
 
     contents, files = Contents(16), TouchedFiles(folder)
     try:
         memory = (memory_of or MemoryTier)(contents, num_chunks=ROWS, mmap_region=made)
         tier = FileTier(None, memory.get_kv_memoryview(), files, ROWS)
-        manager: Any = (manager_of or BlockTiersManager)(memory, tier, contents, Reporter())
+        manager: Any = (manager_of or BlockTiersManager)(memory, tier, contents, EventSocket())
         yield manager, files
         manager.shutdown()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import pytest
 from context.errors import ConfigError
 from engine.vllm.image_kv.entry import Layout
 from engine.vllm.image_kv.files import FileTier
+from tests.unit.engine.disk import refusing
 from tests.unit.engine.image_kv.entries import FILE_BYTES, LAYOUT, TOKENS, entry, file_of, key, same
 
 ROOM = 100 * FILE_BYTES
@@ -239,6 +241,19 @@ def test_a_folder_that_cannot_be_made_costs_the_file_tier_and_one_warning(
     assert (tier.stats().writing, tier.stats().entries) == (False, 0)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert str(tmp_path) not in caplog.text
+
+
+def test_emptying_says_whether_a_file_stayed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tier = FileTier(tmp_path / "pool", ROOM)
+    assert tier.write(key(1), entry(1))
+    (tmp_path / "pool" / f"{'0' * 64}.imagekv").mkdir()
+    # A folder of that name was never an entry.
+    assert tier.clear()
+    assert tier.write(key(1), entry(1))
+    with refusing("os.remove", errno.EACCES, ".imagekv"):
+        assert not tier.clear()
+    assert "a file was not removed" in caplog.text
+    assert key(1) not in tier
 
 
 def test_a_folder_that_others_may_write_is_refused_before_anything_is_read(tmp_path: Path) -> None:

@@ -147,6 +147,20 @@ def test_the_same_image_is_captured_once_and_no_more_at_a_time_than_there_is_roo
     assert figures(one)[2] == 1
 
 
+def test_an_image_for_which_there_is_never_room_is_counted_each_time_and_told_once(
+    layers: list[Layer], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = worker(layers, capture_bytes=LAYOUT.bytes(TOKENS) - 1)
+    for number, request in enumerate("rs"):
+        compute(one, layers, [capture(0, TOKENS, request)])
+        one.take(Plan(ended=(request,)))
+        report = one.report()
+        assert report is not None
+        assert report.stats is not None
+        assert (report.stats.refused_entries, report.capturing) == (number + 1, 0)
+    assert [record.getMessage().split()[3] for record in caplog.records] == [str(TOKENS)]
+
+
 def test_a_hold_that_is_released_before_it_is_answered_or_in_its_own_plan_is_none(
     layers: list[Layer], tmp_path: Path
 ) -> None:
@@ -169,7 +183,7 @@ def test_what_was_begun_before_the_pool_was_emptied_is_not_kept_after_it(layers:
     one = worker(layers)
     one.encoder_outputs = {"image": torch.ones(TOKENS, 6)}
     compute(one, layers, [capture(0, 5)])
-    one.take(Plan(clear=True))
+    one.clear()
     compute(one, layers, [capture(5, 7)])
     assert ask(one, 1) == {1: (0, 1)}
     assert figures(one) == (0, 0, 0)
@@ -179,7 +193,8 @@ def test_a_request_that_ends_just_before_the_pool_is_emptied_leaves_nothing_ther
     one = worker(layers)
     known(one, layers)
     assert ask(one, 1) == {1: (1, 0)}
-    one.take(Plan(clear=True, releases=(1,)))
+    one.clear()
+    one.take(Plan(releases=(1,)))
     assert figures(one) == (0, 0, 0)
     assert ask(one, 2) == {2: (0, 1)}
 
@@ -193,6 +208,6 @@ def test_a_new_worker_has_what_another_wrote_and_an_emptied_pool_nothing(layers:
     with pool.hold(EntryKey("model", NAME.tenant, NAME.image, NAME.grid)).result(10) or pytest.fail("it is not there"):
         assert ask(one, 1) == {1: (1, 0)}
     one.take(Plan(releases=(1,)))
-    one.take(Plan(clear=True))
+    assert one.clear()
     assert figures(one) == (0, 0, 0)
     assert ask(worker(layers, pool_in(tmp_path)), 1) in ({}, {1: (0, 1)})
