@@ -14,7 +14,7 @@ import blake3
 from engine.vllm import core_0_32 as core
 from engine.vllm import tiers_0_32 as vllm_tiers
 from engine.vllm.block_tiers.manager import BlockTiersManager
-from engine.vllm.image_kv.keys import Computation, weights_digest
+from engine.vllm.image_kv.keys import Computation, sampled_digest
 
 
 class BlockTiersConnector(vllm_tiers.OffloadingConnector):
@@ -44,7 +44,7 @@ def fingerprint_of(config: Any) -> str:
         layout = vllm_tiers.cpu_layout(model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype)
     about = {
         "format": 2,
-        "weights": weights_digest(core.model_folder(model)),
+        "weights": sampled_digest(core.model_folder(model)),
         **Computation.of(model).values(),
         "kv_dtype": str(cache.cache_dtype),
         "hash": str(cache.prefix_caching_hash_algo),

@@ -51,7 +51,7 @@ class Computation:
 class Model:
     """One rank of one model in one engine, as far as it decides the numbers in its KV cache.
 
-    `weights` is `weights_digest` of the folder; `engine` is the name and version of what computes, `blocks` how its KV
+    `weights` is `sampled_digest` of the folder; `engine` is the name and version of what computes, `blocks` how its KV
     cache is laid out.
     """
 
@@ -99,7 +99,7 @@ class EntryKey:
         return _digest({"tenant": self.tenant, "image": self.image})
 
 
-def weights_digest(folder: Path) -> str:
+def sampled_digest(folder: Path) -> str:
     """Tells the weights of a model's folder from others, also from those of another training of the same shape.
 
     Hashing all bytes would take longer than the engine's start. Of each file its name, size, time of change, and 64

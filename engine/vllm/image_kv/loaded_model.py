@@ -13,7 +13,7 @@ from engine.reference.profile import read_profile
 from engine.vllm import core_0_32 as core
 from engine.vllm.image_kv.entry import Layout
 from engine.vllm.image_kv.files import FileTier
-from engine.vllm.image_kv.keys import Computation, Model, weights_digest
+from engine.vllm.image_kv.keys import Computation, Model, sampled_digest
 from engine.vllm.image_kv.layers import LayerProfile
 from engine.vllm.image_kv.narrowing import Narrowing
 from engine.vllm.image_kv.pool import ImagePool
@@ -99,7 +99,7 @@ def model_of(config: Any, layout: Layout) -> Model:
     model, parallel = config.model_config, config.parallel_config
     return Model(
         name=str(model.served_model_name or model.model),
-        weights=weights_digest(core.model_folder(model)),
+        weights=sampled_digest(core.model_folder(model)),
         computation=Computation.of(model),
         kv_dtype=layout.dtype,
         layers=layout.layers,

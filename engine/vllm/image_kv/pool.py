@@ -45,7 +45,7 @@ class Hold:
 
 @dataclass(slots=True)
 class _Counts:
-    ram_hits: int = 0
+    memory_hits: int = 0
     file_hits: int = 0
     misses: int = 0
     evicted: int = 0
@@ -68,14 +68,14 @@ class ImagePool:
 
     Args:
         layout: that of all its entries.
-        ram_bytes: what entries in memory may have together; none is held beyond it.
+        memory_bytes: what entries in memory may have together; none is held beyond it.
         files: where entries go too, and come back from; None keeps them in memory alone.
         threads: how many files are read or written at a time.
     """
 
-    def __init__(self, layout: Layout, ram_bytes: int, files: FileTier | None = None, threads: int = 2) -> None:
+    def __init__(self, layout: Layout, memory_bytes: int, files: FileTier | None = None, threads: int = 2) -> None:
         self.layout = layout
-        self._ram_bytes, self._files = ram_bytes, files
+        self._memory_bytes, self._files = memory_bytes, files
         self._lock = threading.Lock()
         self._order = Order()
         self._resident: dict[str, _Resident] = {}
@@ -118,11 +118,11 @@ class ImagePool:
         with self._lock:
             self._counts.refused += 1
 
-    def where(self, key: EntryKey) -> Literal["ram", "file"] | None:
+    def where(self, key: EntryKey) -> Literal["memory", "file"] | None:
         """In which tier an entry is. Of a file only its name is known."""
         with self._lock:
             if key.digest in self._resident:
-                return "ram"
+                return "memory"
         return "file" if self._files is not None and key in self._files else None
 
     def hold(self, key: EntryKey) -> Future[Hold | None]:
@@ -133,7 +133,7 @@ class ImagePool:
         future: Future[Hold | None] = Future()
         with self._lock:
             if key.digest in self._resident:
-                self._counts.ram_hits += 1
+                self._counts.memory_hits += 1
                 self._order.touch(key.digest)
                 future.set_result(self._held(key.digest))
                 return future
@@ -180,14 +180,14 @@ class ImagePool:
         with self._lock:
             counts, residents = self._counts, [*self._resident.values(), *self._leaving]
             return PoolStats(
-                ram_entries=len(residents),
-                ram_bytes=self._bytes,
+                memory_entries=len(residents),
+                memory_bytes=self._bytes,
                 held_entries=sum(resident.holds > 0 for resident in residents),
                 unwritten_entries=sum(resident.unwritten for resident in residents),
-                ram_hits=counts.ram_hits,
+                memory_hits=counts.memory_hits,
                 file_hits=counts.file_hits,
                 misses=counts.misses,
-                ram_evicted=counts.evicted,
+                memory_evicted=counts.evicted,
                 refused_entries=counts.refused,
                 files=files,
             )
@@ -214,9 +214,9 @@ class ImagePool:
 
     def _admit(self, key: EntryKey, entry: Entry) -> bool:
         """Under the lock: make room for an entry and take it."""
-        over = self._bytes + entry.bytes - self._ram_bytes
+        over = self._bytes + entry.bytes - self._memory_bytes
         if over > 0:
-            fits = entry.bytes <= self._ram_bytes
+            fits = entry.bytes <= self._memory_bytes
             gone = self._order.make_room(over, lambda member: self._resident[member].needed) if fits else None
             if gone is None:
                 self._counts.refused += 1

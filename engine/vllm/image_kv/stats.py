@@ -25,18 +25,18 @@ class FileStats:
 class PoolStats:
     """The pool. Counts are since the start of the process.
 
-    `ram_hits`, `file_hits` and `misses` count holds that were asked for. `refused_entries` found no room in memory,
+    `memory_hits`, `file_hits` and `misses` count holds that were asked for. `refused_entries` found no room in memory,
     for all of it was held, or is less than one needs. `held_entries` are in use now, `unwritten_entries` are on their
     way to a file.
     """
 
-    ram_entries: int
-    ram_bytes: int
+    memory_entries: int
+    memory_bytes: int
     held_entries: int
     unwritten_entries: int
-    ram_hits: int
+    memory_hits: int
     file_hits: int
     misses: int
-    ram_evicted: int
+    memory_evicted: int
     refused_entries: int
     files: FileStats

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.vllm.image_kv.entry import Entry, Layout
-from engine.vllm.image_kv.keys import Computation, EntryKey, Model, weights_digest
+from engine.vllm.image_kv.keys import Computation, EntryKey, Model, sampled_digest
 
 ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
 COMPUTATION = Computation("bfloat16", "", {"text_config": {"rope_parameters": ROPE}}, {"max_pixels": 1_003_520})
@@ -108,21 +108,21 @@ def test_other_weights_of_the_same_shape_are_told_apart(tmp_path: Path) -> None:
         content = bytearray(os.urandom(size))
         file.write_bytes(content)
         os.utime(file, ns=(1, 1))
-        first = weights_digest(tmp_path)
+        first = sampled_digest(tmp_path)
         os.utime(file, ns=(1, 2))
-        assert weights_digest(tmp_path) != first
+        assert sampled_digest(tmp_path) != first
         for at in (0, size // 63 * 31, size - 1):
             content[at] ^= 1
             file.write_bytes(content)
             os.utime(file, ns=(1, 1))
-            assert (weights_digest(tmp_path) != first) or size > 64 * 4096
+            assert (sampled_digest(tmp_path) != first) or size > 64 * 4096
             content[at] ^= 1
         file.write_bytes(bytes(byte ^ 1 for byte in content))
         os.utime(file, ns=(1, 1))
-        assert weights_digest(tmp_path) != first
+        assert sampled_digest(tmp_path) != first
         file.write_bytes(content)
         os.utime(file, ns=(1, 1))
-        assert weights_digest(tmp_path) == first
+        assert sampled_digest(tmp_path) == first
 
 
 def test_an_entry_keeps_what_is_written_to_it() -> None:

@@ -62,7 +62,7 @@ def test_an_entry_is_there_as_soon_as_it_is_put() -> None:
     for other in (key(1, tenant="b"), key(1, fingerprint="e" * 64), key(1, grid=(1, 4, 1)), key(2)):
         assert pool.hold(other).result(0) is None
     stats = pool.stats()
-    assert (stats.ram_hits, stats.misses, stats.ram_entries, stats.ram_bytes) == (1, 5, 1, BYTES)
+    assert (stats.memory_hits, stats.misses, stats.memory_entries, stats.memory_bytes) == (1, 5, 1, BYTES)
     pool.close()
 
 
@@ -72,7 +72,7 @@ def test_memory_is_bounded_and_what_is_held_stays() -> None:
     assert pool.put(key(2), entry(2))
     one = held(pool, key(1))
     assert pool.put(key(3), entry(3))
-    assert [pool.where(key(number)) for number in (1, 2, 3)] == ["ram", None, "ram"]
+    assert [pool.where(key(number)) for number in (1, 2, 3)] == ["memory", None, "memory"]
     two = held(pool, key(3))
     assert not pool.put(key(4), entry(4))
     assert same(one.entry, entry(1))
@@ -82,10 +82,10 @@ def test_memory_is_bounded_and_what_is_held_stays() -> None:
     assert not pool.put(key(4), entry(4))
     again.release()
     assert pool.put(key(4), entry(4))
-    assert [pool.where(key(number)) for number in (1, 3, 4)] == [None, "ram", "ram"]
+    assert [pool.where(key(number)) for number in (1, 3, 4)] == [None, "memory", "memory"]
     two.release()
     stats = pool.stats()
-    assert (stats.ram_evicted, stats.refused_entries, stats.held_entries, stats.ram_bytes) == (2, 2, 0, 2 * BYTES)
+    assert (stats.memory_evicted, stats.refused_entries, stats.held_entries, stats.memory_bytes) == (2, 2, 0, 2 * BYTES)
     assert not ImagePool(LAYOUT, BYTES - 1).put(key(1), entry(1))
     pool.close()
 
@@ -100,9 +100,9 @@ def test_what_left_memory_comes_back_from_its_file_also_after_a_restart(tmp_path
     for number in (0, 1, 0):
         with held(pool, key(number)) as found:
             assert same(found, entry(number))
-            assert pool.where(key(number)) == "ram"
+            assert pool.where(key(number)) == "memory"
     stats = pool.stats()
-    assert (stats.file_hits, stats.ram_hits, stats.ram_evicted, stats.ram_bytes) == (3, 0, 2, BYTES)
+    assert (stats.file_hits, stats.memory_hits, stats.memory_evicted, stats.memory_bytes) == (3, 0, 2, BYTES)
     assert pool.hold(key(7)).result(SECONDS) is None
     pool.close()
 
@@ -190,7 +190,7 @@ def test_after_clear_nothing_is_left_not_even_what_was_being_written(tmp_path: P
     disk.may_go.set()
     pool.close()
     assert list(tmp_path.iterdir()) == []
-    assert (pool.stats().ram_bytes, pool.stats().files.bytes) == (0, 0)
+    assert (pool.stats().memory_bytes, pool.stats().files.bytes) == (0, 0)
 
 
 def test_what_is_held_while_the_pool_is_emptied_goes_with_its_last_holder_and_nobody_else_gets_it() -> None:
@@ -208,9 +208,9 @@ def test_what_is_held_while_the_pool_is_emptied_goes_with_its_last_holder_and_no
         assert not pool.put(key(3), entry(3))
         one.release()
         one.release()
-        assert (pool.stats().held_entries, pool.stats().ram_bytes) == (2, 2 * BYTES)
+        assert (pool.stats().held_entries, pool.stats().memory_bytes) == (2, 2 * BYTES)
         two.release()
-        assert (pool.stats().held_entries, pool.stats().ram_bytes) == (1, BYTES)
+        assert (pool.stats().held_entries, pool.stats().memory_bytes) == (1, BYTES)
         assert pool.put(key(3), entry(3))
     pool.close()
 
@@ -224,7 +224,7 @@ def test_what_was_put_since_the_pool_was_emptied_is_given_and_not_what_was_held_
         with held(pool, key(1)) as found:
             assert same(found, entry(5))
         assert same(before, entry(1))
-    assert pool.where(key(1)) == "ram"
+    assert pool.where(key(1)) == "memory"
     pool.close()
 
 
@@ -247,7 +247,7 @@ def test_what_is_being_read_while_the_pool_is_emptied_is_given_to_nobody(tmp_pat
     after = pool.hold(key(1))
     disk.may_go.set()
     assert [future.result(SECONDS) for future in (before, after)] == [None, None]
-    assert (pool.where(key(1)), pool.stats().ram_entries, list(tmp_path.iterdir())) == (None, 0, [])
+    assert (pool.where(key(1)), pool.stats().memory_entries, list(tmp_path.iterdir())) == (None, 0, [])
     pool.close()
 
 
@@ -279,7 +279,7 @@ def test_who_asks_where_an_entry_is_or_for_figures_does_not_wait_for_the_disk(
     finally:
         may_go.set()
     pool.close()
-    assert (where, stats.unwritten_entries, stats.files.writing) == (["ram", None], 1, True)
+    assert (where, stats.unwritten_entries, stats.files.writing) == (["memory", None], 1, True)
     assert (pool.stats().files.evicted, pool.stats().files.entries) == (1, 1)
 
 
@@ -309,7 +309,7 @@ def test_many_threads_find_what_they_put_or_nothing(tmp_path: Path) -> None:
         assert sum(threads.map(work, range(4))) > 20
     pool.close()
     stats = pool.stats()
-    assert stats.ram_bytes <= 4 * BYTES
+    assert stats.memory_bytes <= 4 * BYTES
     assert stats.files.bytes <= 8 * FILE_BYTES + 8192
     assert (stats.held_entries, stats.unwritten_entries, stats.files.refused, stats.files.faults) == (0, 0, 0, 0)
 
@@ -328,10 +328,10 @@ def test_whatever_is_done_memory_is_bounded_and_holds_are_true(steps: list[tuple
             elif what == "r" and holds:
                 holds.pop(number % len(holds))[1].release()
             stats = pool.stats()
-            assert stats.ram_bytes == stats.ram_entries * BYTES <= 3 * BYTES
+            assert stats.memory_bytes == stats.memory_entries * BYTES <= 3 * BYTES
             assert stats.held_entries == len({held_number for held_number, _ in holds})
             for held_number, hold in holds:
-                assert pool.where(key(held_number)) == "ram"
+                assert pool.where(key(held_number)) == "memory"
                 assert hold.entry.memory.equal(entry(held_number).memory)
     finally:
         pool.close()

@@ -93,7 +93,7 @@ def figures(one: Worker) -> tuple[int, int, int]:
     report = one.report()
     assert report is not None
     assert report.stats is not None
-    return report.stats.ram_entries, report.stats.held_entries, report.capturing
+    return report.stats.memory_entries, report.stats.held_entries, report.capturing
 
 
 def test_an_image_is_captured_chunk_by_chunk_and_loaded_elsewhere(layers: list[Layer]) -> None:
