@@ -60,7 +60,7 @@ def vllm_config() -> Generator[None]:
 
 def embedding(name: str, dtype: torch.dtype) -> Any:
     """vLLM's own, as a model gets it."""
-    from engine.vllm.core_0_32 import get_rope
+    from engine.vllm.rope_0_32 import get_rope
 
     parameters, size, neox = ROPES[name]
     return get_rope(size, 131_072, is_neox_style=neox, rope_parameters=parameters, dtype=dtype)
@@ -96,8 +96,8 @@ def furthest(one: Tensor, two: Tensor) -> float:
 def test_in_single_precision_moved_keys_are_those_computed_there(name: str, start: int, delta: int) -> None:
     import torch
 
-    from engine.vllm.core_0_32 import rope_table
     from engine.vllm.image_kv.rotation import rotate
+    from engine.vllm.rope_0_32 import rope_table
 
     module = embedding(name, torch.float32)
     table, positions = rope_table(module), image_positions(module, start)
@@ -120,8 +120,8 @@ def test_in_bfloat16_moved_keys_differ_by_rounding(name: str, start: int, delta:
     """A key in the cache is rounded already, and the moved one is rounded again: two steps at most, one on average."""
     import torch
 
-    from engine.vllm.core_0_32 import rope_table
     from engine.vllm.image_kv.rotation import rotate
+    from engine.vllm.rope_0_32 import rope_table
 
     module = embedding(name, torch.bfloat16)
     table, positions = rope_table(module), image_positions(module, start)
@@ -138,7 +138,7 @@ def test_the_axes_are_those_of_the_model() -> None:
     """Of an image whose height alone moves, only the pairs that read heights turn; both layouts say which."""
     import torch
 
-    from engine.vllm.core_0_32 import rope_table
+    from engine.vllm.rope_0_32 import rope_table
 
     for name in ("M-RoPE, Qwen2.5-VL", "M-RoPE, interleaved, Qwen3-VL"):
         module = embedding(name, torch.float32)
@@ -208,7 +208,7 @@ def _positions(family: str, images: list[tuple[int, int, int]], length: int) -> 
 def test_an_embedding_that_is_not_known_is_refused_by_name(parameters: dict[str, Any]) -> None:
     import torch
 
-    from engine.vllm.core_0_32 import get_rope, rope_table
+    from engine.vllm.rope_0_32 import get_rope, rope_table
 
     module = get_rope(64, 4096, rope_parameters=parameters, dtype=torch.float32)
     with pytest.raises(ConfigError, match=type(module).__name__):
@@ -218,7 +218,7 @@ def test_an_embedding_that_is_not_known_is_refused_by_name(parameters: dict[str,
 def test_an_embedding_that_does_not_do_as_it_says_is_refused() -> None:
     import torch
 
-    from engine.vllm.core_0_32 import get_rope, rope_table
+    from engine.vllm.rope_0_32 import get_rope, rope_table
 
     module: Any = get_rope(64, 4097, rope_parameters=MROPE, dtype=torch.float32)
     assert rope_table(module)

@@ -21,6 +21,6 @@
     connector.py, encoder.py      vLLM's connectors for KV and for encoder outputs
     reporting.py    tells the gateway
 
-docs/adr/0015-image-kv.md has the design. What it needs of vLLM stands in `engine/vllm/core_0_32.py`; the scheduler that
-calls it is `engine/vllm/scheduler.py`.
+docs/adr/0015-image-kv.md has the design. What it needs of vLLM stands in `engine/vllm/core_0_32.py` and `rope_0_32.py`;
+the scheduler that calls it is `engine/vllm/scheduler.py`.
 """

@@ -1,6 +1,6 @@
 """Which models' images the pool can keep, as far as their configuration tells; what it cannot is refused at the start.
 
-What only shows inside of a worker, the model's own rotary embedding, is tried there (`core_0_32.py::rope_table`).
+What only shows inside of a worker, the model's own rotary embedding, is tried there (`rope_0_32.py::rope_table`).
 """
 
 # vLLM leaves much of its types open.

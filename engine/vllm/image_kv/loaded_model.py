@@ -11,6 +11,7 @@ from typing import Any
 from context.errors import ConfigError
 from engine.reference.profile import read_profile
 from engine.vllm import core_0_32 as core
+from engine.vllm import rope_0_32 as rope
 from engine.vllm.image_kv.entry import Layout
 from engine.vllm.image_kv.files import FileTier
 from engine.vllm.image_kv.keys import Computation, Model, sampled_digest
@@ -118,12 +119,12 @@ def _rope_table(model: Any, head_size: int) -> RopeTable:
     longest = int(model.hf_text_config.max_position_embeddings)
     found = [
         module
-        for module in core.rotary_embeddings()
-        if int(module.head_size) == head_size and isinstance(module, core.MRotaryEmbedding) == model.uses_mrope
+        for module in rope.rotary_embeddings()
+        if int(module.head_size) == head_size and isinstance(module, rope.MRotaryEmbedding) == model.uses_mrope
     ]
     if len(found) > 1:
         found = [module for module in found if int(module.max_position_embeddings) == longest]
     if len(found) != 1:
         reason = f"the model has {len(found)} rotary embeddings that may be its layers'; remove engine.vllm.image_kv"
         raise ConfigError("settings", SETTING, reason)
-    return core.rope_table(found[0])
+    return rope.rope_table(found[0])
