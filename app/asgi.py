@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from pydantic_core import to_json
 
-from context.errors import EngineError, RequestError
+from context.errors import EngineError, EngineUnavailable, RequestError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -31,6 +31,7 @@ JSON = (b"content-type", b"application/json")
 _RETRY_AFTER_SECONDS = 5
 _LINGER_SECONDS = 2.0
 _WATCH_AFTER_SECONDS = 0.005
+_LAST_WORDS_SECONDS = 1.0
 # Where a request's headers stand once one of them was asked for: each chat asks for ten.
 _BY_NAME = "stillframe.headers"
 _ERROR_HEADERS: Mapping[int, Headers] = {
@@ -66,6 +67,26 @@ def header(scope: Scope, name: bytes) -> str | None:
         values = scope[_BY_NAME] = dict(reversed(scope["headers"]))
     value = values.get(name)
     return None if value is None else value.decode("latin-1")
+
+
+def one_header(scope: Scope, name: bytes) -> str | None:
+    """The value of a request header of ours, or None.
+
+    Raises:
+        RequestError: it stands there more than once, with values that differ.
+    """
+    value = header(scope, name)
+    if value is None:
+        return None
+    others = {given.decode("latin-1").strip() for key, given in scope["headers"] if key == name}
+    if len(others) > 1:
+        shown = name.decode()
+        raise RequestError(
+            f"{shown} is given {len(others)} times with different values. Send it once.",
+            code="repeated_header",
+            param=shown,
+        )
+    return value
 
 
 def path(scope: Scope) -> str:
@@ -154,6 +175,17 @@ async def respond_error(
     await send({"type": "http.response.body", "body": body, "more_body": True})
     await _linger(receive)
     await send({"type": "http.response.body", "body": b""})
+
+
+async def last_words(say: Callable[[EngineError], Awaitable[None]]) -> None:
+    """Have a client told that its request is cut off since the gateway stops, and may be sent again.
+
+    To be called where the server has cancelled the request's task, which goes on being cancelled afterwards. A client
+    that does not read is waited for a second.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_WORDS_SECONDS):
+            await say(EngineUnavailable("The gateway is stopping and has cut this request off; send it again."))
 
 
 async def _linger(receive: Receive) -> None:

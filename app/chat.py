@@ -39,6 +39,9 @@ _HASHING_SECONDS = 0.25
 async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     """Serve one chat request."""
     turn = ServedTurn(gateway, send)
+    task = asyncio.current_task()
+    assert task is not None
+    gateway.chats.add(task)
     try:
         authorization = asgi.header(scope, b"authorization")
         token = (authorization or "").rpartition(" ")[2]
@@ -61,8 +64,11 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
             gateway.metrics.running_now -= 1
     except (asgi.ClientLeft, asyncio.CancelledError) as left:
         # What is settled stays: a client may leave as soon as it has the last byte.
-        turn.outcome = turn.outcome or "aborted"
+        is_open, turn.outcome = turn.outcome is None, turn.outcome or "aborted"
         if isinstance(left, asyncio.CancelledError):
+            # The server stops and has waited long enough.
+            if is_open:
+                await turn.cut_off()
             raise
     except StillframeError as error:
         turn.outcome = turn.outcome or ("refused" if isinstance(error, RequestError) else "failed")
@@ -70,6 +76,7 @@ async def chat(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send:
     finally:
         # The answer is out by now.
         turn.close()
+        gateway.chats.discard(task)
         COLLECTOR.look()
 
 
@@ -101,7 +108,7 @@ async def _receive(
         affinity=begun.conversation,
         authorization=authorization,
         max_image_bytes=gateway.settings.images.max_sent_bytes,
-        reuse=turn.reuse if call.images else None,
+        reuse=turn.reuse_of(sent),
     )
 
 
@@ -142,6 +149,7 @@ async def _begin(
         estimate=estimate,
         slot_match=slots.get(policy.name),
         is_own_choice=turn.is_own_choice,
+        allowance=turn.allowance,
     )
     turn.begun = begun = await gateway.conversations.begin(
         wires,
@@ -167,7 +175,7 @@ def _assign(turn: ServedTurn, tenant: Tenant, request: Request, slots: Mapping[s
 
     def assign(conversation: str, before: str | None) -> tuple[LoadedPolicy, Request]:
         turn.policy = chosen = choices.of(tenant.name, conversation, before)
-        return chosen, replace(request, slot_match=slots.get(chosen.name))
+        return chosen, replace(request, slot_match=slots.get(chosen.name), allowance=turn.allowance)
 
     return assign
 

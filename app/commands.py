@@ -168,7 +168,7 @@ async def open_gateway(url: str | None, settings: Settings, console: Console) ->
     import uvicorn
 
     from app.logs import configure_logging
-    from app.server import GatewayApp, bind, check_disk, check_model, make_engine
+    from app.server import GatewayApp, bind, check_disk, check_engine, make_engine
 
     class Server(uvicorn.Server):
         @contextmanager
@@ -180,7 +180,7 @@ async def open_gateway(url: str | None, settings: Settings, console: Console) ->
     # vLLM's log goes to standard output otherwise, between the rows that --json writes there.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     check_disk(settings)
-    check_model(settings)
+    check_engine(settings)
     listener = bind("127.0.0.1", 0)
     # Whoever ends a command means its engine too, which a SIGTERM of the system's own kind would leave behind.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, os.kill, os.getpid(), signal.SIGINT)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from app.commands import check_writable, write_json
 from app.eval_options import wanted
+from app.progress import progress
 from context.errors import ConfigError
 from engine.demo_model import bundled_folder
 from engine.reference.profile import ReuseProfile, read_profile, write_profile
@@ -62,9 +63,9 @@ def _evaluate(
     from metrics.eval.plot import plot
     from metrics.eval.report import as_json, engine_table, table, told
 
-    with console.status("eval") as status:
-        ask_engine = _engine_asker(options, status.update) if options.engine else None
-        result = run.evaluate(subject, asked, profile, status.update, ask_engine)
+    with progress(console, "eval: questions are drawn") as say:
+        ask_engine = _engine_asker(options, say) if options.engine else None
+        result = run.evaluate(subject, asked, profile, say, ask_engine)
     if options.json is not None:
         about = {"model": options.model or "demo", "weights_sha256": subject.weights_sha256, **asdict(asked)}
         write_json(options.json, as_json(result, about))
@@ -100,8 +101,8 @@ def _calibrate(options: argparse.Namespace, asked: Options, subject: Subject, co
     donors = [donor for donor in asked.donors if donor != "same"]
     if not donors:
         raise ConfigError("flag", "--donors", "names none from which KV differs; name another one than 'same'")
-    with console.status("calibration") as status:
-        profile = calibrate(subject, asked.questions, asked.seeds[0], donors, status.update)
+    with progress(console, "calibration: questions are drawn") as say:
+        profile = calibrate(subject, asked.questions, asked.seeds[0], donors, say)
     write_profile(options.calibrate, profile)
     if options.json is not None:
         write_json(options.json, asdict(profile))

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 from pathlib import Path
 
 from context.errors import ConfigError
-from metrics.eval.base import DONORS, METHODS, RATIOS, Options
+from metrics.eval.base import DONORS, MEANINGS, METHODS, RATIOS, Options
 
 QUESTIONS = 16
+_WIDEST_HELP = 100
 # Where every method is tried: text alone moved, which costs little, and pictures in other places, which costs much.
 _MAIN = ("text_moved", "reordered")
 
 
 def add_eval_options(command: argparse.ArgumentParser) -> None:
     """Add them to the command's parser."""
-    command.epilog = "Methods, donors and figures: docs/eval.md. Example: stillframe eval --plot eval.png"
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    # As wide as what argparse breaks by itself.
+    width = min(shutil.get_terminal_size().columns - 2, _WIDEST_HELP)
+    command.description = textwrap.fill(command.description or "", width)
+    command.epilog = _epilog(width)
     command.add_argument("--model", help="demo, or a folder of a model trained as it was (default: demo)")
     command.add_argument(
         "--questions", type=int, default=QUESTIONS, metavar="N", help=f"of each hop and seed (default: {QUESTIONS})"
@@ -51,6 +58,17 @@ def add_eval_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON; - for standard output")
     command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw answers and divergence over the work")
+
+
+def _epilog(width: int) -> str:
+    """What each method does, and where the rest stands."""
+    wide = max(map(len, METHODS)) + 4
+    width = max(width, 2 * wide)
+    lines = ["methods, which take images' KV from a donor, another context that shows the same pictures:"]
+    for method in METHODS:
+        name = f"  {method}".ljust(wide)
+        lines.append(textwrap.fill(MEANINGS[method], width, initial_indent=name, subsequent_indent=" " * wide))
+    return "\n".join([*lines, "", "Donors and figures: docs/eval.md. Example: stillframe eval --plot eval.png"])
 
 
 def wanted(options: argparse.Namespace) -> Options:

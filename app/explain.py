@@ -11,6 +11,7 @@ from typing import Any, cast
 from blake3 import blake3
 from pydantic_core import to_json
 
+from app.image_reuse import HEADER_SETTING, remedy
 from context.conversations import Begun
 from context.errors import RequestError
 from context.layout.tail import with_tail
@@ -109,16 +110,29 @@ def told_reuse(reuse: Reuse, info: EngineInfo) -> str:
     return f"position_independent; ratio={reuse.ratio:g}{by_layer}"
 
 
-def asked_reuse(header: str | None, info: EngineInfo, *, allowed: bool) -> Reuse | None:
-    """What a client says about approximate KV of its images, a ratio of 1 for `off`; None when it says nothing.
+def honoured(reuse: Reuse, info: EngineInfo) -> Reuse | None:
+    """What the engine makes of it: None where all is exact."""
+    if not reuse.approximate or not info.reuses_images:
+        return None
+    return reuse if info.has_layer_profile or not reuse.profile else Reuse(reuse.ratio)
+
+
+def asked_reuse(header: str, info: EngineInfo | None, *, allowed: bool) -> Reuse:
+    """What a client says about approximate KV of its images, a ratio of 1 for `off`.
+
+    Args:
+        header: what it says.
+        info: of the engine; None while that is not known, which then refuses the request itself.
+        allowed: whether it may say it.
 
     Raises:
-        RequestError: it may not say it, says something else, or wants ratios by layer where the engine has none.
+        RequestError: it may not say it, says something else, or wants what the engine cannot: to use images' KV again,
+            or ratios by layer.
     """
-    if header is None:
-        return None
+    keeps = info is None or info.reuses_images
     if not allowed:
-        reason = f"{REUSE_HEADER} may not be sent here. Leave it out, or switch reuse_header on."
+        also = "" if info is None or keeps else f" and {remedy(info)}"
+        reason = f"{REUSE_HEADER} may not be sent here. Leave it out, or switch {HEADER_SETTING} on{also}."
         raise RequestError(reason, code="reuse_not_allowed", param=REUSE_HEADER)
     if header.strip() == "off":
         return Reuse(1.0)
@@ -129,10 +143,14 @@ def asked_reuse(header: str | None, info: EngineInfo, *, allowed: bool) -> Reuse
             "for a mean over the layers; or off."
         )
         raise RequestError(reason, code="invalid_reuse", param=REUSE_HEADER)
-    if parted and not info.has_layer_profile:
+    asked = Reuse(float(share), bool(parted))
+    if info is not None and not keeps and asked.approximate:
+        reason = f"{REUSE_HEADER}: the engine keeps no KV of images. Leave it out, or {remedy(info)}."
+        raise RequestError(reason, code="no_image_kv", param=REUSE_HEADER)
+    if parted and info is not None and not info.has_layer_profile:
         reason = f"{REUSE_HEADER}: the engine has no profile of its layers. Leave '; profile' out."
         raise RequestError(reason, code="no_reuse_profile", param=REUSE_HEADER)
-    return Reuse(float(share), bool(parted))
+    return asked
 
 
 def explanation(begun: Begun, policy: Policy, estimate: Estimate) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
-from app import estimates
+from app import estimates, image_reuse
 from app.background import Background
 from app.bodies import BodyBudget
 from app.collector import COLLECTOR
@@ -41,6 +42,8 @@ _LAG_EVERY_SECONDS = 0.05
 _LOOK_EVERY_SECONDS = 0.25
 _SMALL_BODY_BYTES = 64 * 1024
 _REFUSED_IMAGES = 4096
+# Longer than it takes to tell a client that its chat was cut off: app/asgi.py.
+_LAST_CHATS_SECONDS = 2.0
 
 
 class Gateway:
@@ -62,6 +65,8 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.encoder_log = EncoderLog(self.metrics)
         self._collects = False
+        # Their tasks, until their turns are recorded.
+        self.chats: set[asyncio.Task[Any]] = set()
         self.background = Background(self.metrics.count_background_failure)
         self.recorder = Recorder(self.metrics, self.encoder_log, settings.price_table())
         # What it knows of the engine comes with the engine.
@@ -119,6 +124,8 @@ class Gateway:
             self.recorder.exporter = open_exporter(self.settings.otel.endpoint, provider_name(kind))
             stack.push_async_callback(self.recorder.exporter.close)
             stack.push_async_callback(self.recorder.close)
+            # Those that the server has cut off are on their way to their record.
+            stack.push_async_callback(self._await_chats)
             stack.push_async_callback(self._stop_engine)
             tasks = [
                 asyncio.create_task(work, name=f"stillframe-{name}")
@@ -242,14 +249,8 @@ class Gateway:
         self.reporting.learn(info)
         self.template = await check_template(self.engine)
         self.attributor.template_extends = self.template.extends
-        if self.policies.reusing and not info.reuses_images:
-            names = ", ".join(self.policies.reusing)
-            _log.warning("engine: it keeps no KV of images, so that %s computes all; set engine.vllm.image_kv", names)
-        elif self.policies.profiled and not info.has_layer_profile:
-            words = "it has no profile of its layers, so that %s has all compute the same"
-            names = ", ".join(self.policies.profiled)
-            _log.warning(f"engine: {words}; set engine.vllm.image_kv.profile", names)
-        for words in (*self.reporting.warnings, *self.template.warnings):
+        reuse = image_reuse.warnings(self.policies, info, header=self.settings.reuse_header)
+        for words in (*reuse, *self.reporting.warnings, *self.template.warnings):
             _log.warning("engine: %s", words)
         told = ", ".join(f"{name} {answer}" for name, answer in self.engine_checks().items())
         _log.info("engine: %s", told.replace("_", " "))
@@ -266,6 +267,10 @@ class Gateway:
     async def _load_estimates(self) -> None:
         """Beside the start of the engine: a vocabulary takes as long to load as many requests take to serve."""
         self.estimators = await asyncio.to_thread(estimates.load, self.settings, self.engine.info().kind)
+
+    async def _await_chats(self) -> None:
+        if self.chats:
+            await asyncio.wait(self.chats, timeout=_LAST_CHATS_SECONDS)
 
     async def _stop_engine(self) -> None:
         with suppress(EngineError):

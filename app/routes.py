@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from app import asgi, bodies
 from app.chat import chat
@@ -13,6 +15,7 @@ from app.dashboard.routes import PREFIX, dashboard
 from app.gateway import Gateway
 from app.public import public_error_bytes
 from context.errors import EngineError, RequestError, StillframeError, place_of
+from engine.base import ImageReuse
 
 _log = logging.getLogger("stillframe")
 Handler = Callable[[Gateway, asgi.Scope, asgi.Receive, asgi.Send], Awaitable[None]]
@@ -112,10 +115,12 @@ async def reset(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send
 
 
 async def request_record(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-    """What the encoder cache did for one finished request; nulls when the engine did not report it."""
+    """What the encoder cache did for one finished request; nulls when the engine did not report it. What it got of the
+    pool of images' KV, where it was allowed and the engine has said so."""
     _require_admin(gateway, scope)
     request_id = asgi.path(scope).removeprefix(_REQUESTS)
     counts = await gateway.encoder_log.final(request_id, timeout_seconds=2.0)
+    reuse = gateway.encoder_log.reuse(request_id)
     await asgi.respond_json(
         send,
         200,
@@ -124,8 +129,15 @@ async def request_record(gateway: Gateway, scope: asgi.Scope, receive: asgi.Rece
             "encoder_runs": counts.runs if counts else None,
             "encoder_hits": counts.hits if counts else None,
             "encoder_evictions": counts.evictions if counts else None,
+            **({} if reuse is None else {"image_reuse": _reuse_figures(reuse)}),
         },
     )
+
+
+def _reuse_figures(reuse: ImageReuse) -> dict[str, Any]:
+    figures = dataclasses.asdict(reuse)
+    del figures["request_id"]
+    return figures
 
 
 async def state(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -214,6 +226,11 @@ async def dispatch(gateway: Gateway, scope: asgi.Scope, receive: asgi.Receive, s
         await handler(gateway, scope, receive, noting)
     except asgi.ClientLeft:
         return
+    except asyncio.CancelledError:
+        # The server stops and has waited long enough.
+        if not started:
+            await asgi.last_words(lambda error: asgi.respond_error(send, error))
+        raise
     except Exception as error:
         if not isinstance(error, StillframeError):
             # Its text may hold what a client sent or a path; its kind and place are enough to find it.

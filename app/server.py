@@ -51,8 +51,10 @@ def make_engine(settings: Settings) -> Engine:
     from app.model import resolve_model
     from engine.vllm.embedded import VllmEngine
     from engine.vllm.options import VllmSettings
+    from engine.vllm.own_options import told
 
     model, options = resolve_model(settings)
+    _log.info("engine: %s", told(options))
     return VllmEngine(VllmSettings(model=model, served_name=settings.model, options=options, **section))
 
 
@@ -162,7 +164,7 @@ def serve(settings: Settings) -> int:
     """
     check_disk(settings)
     settings.policies()
-    check_model(settings)
+    check_engine(settings)
     listener = bind(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -226,15 +228,20 @@ def from_environment() -> GatewayApp:
     return GatewayApp(settings)
 
 
-def check_model(settings: Settings) -> None:
-    """Stop early where the embedded engine has no model to load. The random model is made later; it takes a while.
+def check_engine(settings: Settings) -> None:
+    """Stop early where the embedded engine has no model to load, or a folder that it cannot use. The random model is
+    made later; it takes a while.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none; a setting names what it cannot.
     """
     from app.model import RANDOM, resolve_model
+    from engine.vllm.own_options import check_files
 
-    if not settings.upstream and settings.model != RANDOM:
+    if settings.upstream:
+        return
+    check_files(settings.engine.vllm)
+    if settings.model != RANDOM:
         resolve_model(settings)
 
 

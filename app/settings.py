@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from app.option_layers import check_options, respell
 from app.sections import (
     Auth,
     ContextSection,
@@ -183,9 +184,11 @@ def load(
         _merge(values, variable, where, origin)
     _merge(values, {key: value for key, value in (flags or {}).items() if value is not None}, "flag", origin)
     try:
-        return Settings.model_validate(_typed(values))
+        settings = Settings.model_validate(_typed(values))
     except ValidationError as error:
         raise _explain(error, origin) from error
+    check_options(settings.engine.vllm, {path[2]: where for path, where in origin.items() if path[:2] == _VLLM})
+    return settings
 
 
 def _typed(values: Mapping[str, Any], at: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -273,6 +276,8 @@ def _merge(
         if isinstance(into.get(key), dict) and at not in _OPEN:
             if not isinstance(value, Mapping):
                 raise ConfigError(_named(where, path), ".".join(path), "expected a mapping of settings")
+            if path == _VLLM:
+                respell(into[key], value, where)  # pyright: ignore[reportUnknownArgumentType]
             _merge(into[key], value, where, origin, path)  # pyright: ignore[reportUnknownArgumentType]
         else:
             into[key] = value

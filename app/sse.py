@@ -20,6 +20,11 @@ _DONE_MARK = b"[DONE]"
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
+def error_events(error: EngineError) -> bytes:
+    """How a stream ends that cannot go on: the error as an event, and the end mark."""
+    return b"data: " + to_json(error.body()) + b"\n\n" + DONE
+
+
 class EventRelay:
     """Relays one stream.
 
@@ -64,7 +69,7 @@ class EventRelay:
                 # The answer is whole; what the engine does after its end mark is nothing to the client.
                 return
             self.failed = True
-            yield b"data: " + to_json(error.body()) + b"\n\n" + DONE
+            yield error_events(error)
             return
         if not self.done:
             yield DONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +16,16 @@ from app.explain import (
     REUSE_HEADER,
     asked_reuse,
     explanation,
+    honoured,
     pinned_images,
     plan_headers,
     told_reuse,
     wants_explanation,
 )
 from app.gateway import Gateway
+from app.sse import error_events
 from app.wire import ChatCall
+from context.apart import Allowance
 from context.conversations import Begun
 from context.errors import EngineError, RequestError, StillframeError, place_of
 from context.estimates import message_tokens
@@ -55,6 +59,7 @@ class ServedTurn:
     stream: bool = False
     include_usage: bool = False
     started: bool = False
+    sends_events: bool = False
     outcome: Outcome | None = None
     usage: Usage = field(default_factory=Usage)
     secrets: tuple[str, ...] = ()
@@ -69,6 +74,7 @@ class ServedTurn:
     explain: bool = False
     pins: frozenset[str] = frozenset()
     asked_reuse: Reuse | None = None
+    allowed: Allowance | None = None
     estimate: Estimate = message_tokens
     tenant: Tenant | None = None
     record_id: int = 0
@@ -85,8 +91,10 @@ class ServedTurn:
         self.stream, self.include_usage, self.model = call.stream, call.include_usage, call.model
         self.explain = wants_explanation(asgi.header(scope, EXPLAIN_HEADER))
         self.pins = pinned_images(asgi.header(scope, PIN_HEADER))
-        said = asgi.header(scope, REUSE_HEADER.encode())
-        self.asked_reuse = asked_reuse(said, self.gateway.engine.info(), allowed=self.gateway.settings.reuse_header)
+        said = asgi.one_header(scope, REUSE_HEADER.encode())
+        if said is not None:
+            engine, allowed = self.gateway.engine, self.gateway.settings.reuse_header
+            self.asked_reuse = asked_reuse(said, engine.info() if engine.health().ready else None, allowed=allowed)
         self.traceparent = asgi.header(scope, b"traceparent")
         asked = asgi.header(scope, POLICY_HEADER.encode())
         self.choices = self.gateway.policies.choose(model=self.model, tenant=tenant.name, header=asked)
@@ -102,6 +110,22 @@ class ServedTurn:
             return self.asked_reuse if self.asked_reuse.approximate else None
         return None if self.policy is None else self.policy.reuse
 
+    @property
+    def allowance(self) -> Allowance:
+        """The same for its plan, which compares it with what the turn before allowed."""
+        reuse = self.reuse
+        known = None if reuse is None else honoured(reuse, self.gateway.engine.info())
+        return Allowance(known, self.asked_reuse is not None, self.gateway.recorder.was_apart)
+
+    def reuse_of(self, sent: Sequence[SentMessage]) -> Reuse | None:
+        """What the engine is allowed for these messages; without an image there is nothing to be used again."""
+        reuse = self.reuse
+        if reuse is None or not any(one.images for one in sent):
+            return None
+        allowance = self.allowance
+        self.allowed = None if allowance.reuse is None else allowance
+        return reuse
+
     def draft_ahead(self) -> None:
         """Make the turn ready to be kept while the engine works on it, so far as that can be done. Never raises."""
         if self.begun is None or self.begun.turn is not None or self.outcome is not None:
@@ -116,6 +140,7 @@ class ServedTurn:
         """Send the answer's head. From here on an error can only be an event of the stream."""
         self.started = True
         headers = [(b"content-type", content_type), *self.headers()]
+        self.sends_events = length is None
         if length is None:
             # Proxies must hand events on as they come.
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -159,6 +184,18 @@ class ServedTurn:
         self.started = True
         await asgi.respond_error(self.send, error, self.headers(), receive)
 
+    async def cut_off(self) -> None:
+        """Tell the client that the gateway stops before its answer was whole: by an error, or by an event where a
+        stream has begun. An answer that is neither is left unfinished."""
+        if not self.started:
+            self.started = True
+            await asgi.last_words(lambda error: asgi.respond_error(self.send, error, self.headers()))
+        elif self.sends_events:
+            await asgi.last_words(self._end_stream)
+
+    async def _end_stream(self, error: EngineError) -> None:
+        await self.send({"type": "http.response.body", "body": error_events(error)})
+
     def close(self) -> None:
         """Record the turn, once."""
         outcome, policy = self.outcome or "failed", self.policy or self.gateway.policies.default
@@ -185,6 +222,7 @@ class ServedTurn:
                 total_seconds=time.perf_counter() - self.began,
                 estimate=self.estimate,
                 traceparent=self.traceparent,
+                allowed=self.allowed,
             )
         )
         if outcome == "completed":

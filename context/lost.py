@@ -50,8 +50,9 @@ def without_images(
     if same < plan.replayed:
         place = next((one.source for one in sent[same:] if one.source is not None), last)
         lost = sum(estimate(one.wire) for one in before[same:])
-        reports = (*breaks, *reports)
-        breaks = (PrefixBreak("policy_eviction", "gateway", place, lost_tokens=lost, detail=_WORDS),)
+        own = (PrefixBreak("policy_eviction", "gateway", place, lost_tokens=lost, detail=_WORDS),)
+        is_first = plan.salted is None or plan.salted[0] >= same
+        breaks, reports = (own, (*breaks, *reports)) if is_first else (breaks, (*own, *reports))
     return replace(plan, sent=sent, tail=tail, replayed=same, breaks=breaks, reports=reports)
 
 

@@ -21,6 +21,7 @@ from blake3 import blake3
 from pydantic_core import to_json
 
 from context.alignment import heals
+from context.apart import REUSE, apart, salt_break
 from context.frozen import frozen
 from context.layout.control import neutralize_value
 from context.layout.messages import lay_out
@@ -106,17 +107,24 @@ def plan(
     if rules.replay:
         shaped = fit(shaped, view)
     breaks, reports = _breaks(found, shaped, view, same, the_tools.broken, _switched_from(base, found, policy))
+    replayed = common(before, shaped.sent)
+    epoch = (base.epoch if base is not None else 0) + any(one.actor == "policy" for one in (*breaks, *reports))
+    salted = apart(base, request.allowance, shaped.sent, 0 if the_tools.broken else replayed)
+    if (salt := salt_break(salted, shaped.sent, before, transcript.messages, request.estimate)) is not None:
+        # It stands in what is repeated: in front of every other one.
+        breaks, reports = (salt,), (*breaks, *reports)
     return PromptPlan(
         sent=shaped.sent,
         tools=the_tools.sent,
-        replayed=common(before, shaped.sent),
+        replayed=replayed,
         breaks=breaks,
         healed=(*the_tools.healed, *_healed(base, found, transcript), *laid_out.healed) if rules.replay else (),
         reports=reports,
-        state=_state(the_tools.form, shaped, rules, request),
-        epoch=(base.epoch if base is not None else 0) + any(one.actor == "policy" for one in (*breaks, *reports)),
+        state=_state(the_tools.form, shaped, rules, request, salted.state),
+        epoch=epoch,
         tail=(*shaped.tail, *laid_out.tail_of(shaped.sent, transcript, rules)),
         summary=None if shaped.summary is None else replace(shaped.summary, tools=the_tools.sent),
+        salted=salted.place,
     )
 
 
@@ -144,7 +152,9 @@ def _replay(
     return None, Replay([])
 
 
-def _state(tools_form: str, shaped: Shaped, rules: Rules, request: Request) -> dict[str, Any]:
+def _state(
+    tools_form: str, shaped: Shaped, rules: Rules, request: Request, reuse: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What the next turn has to know of this one."""
     made: dict[str, Any] = {"tools_form": tools_form}
     if shaped.state:
@@ -153,6 +163,8 @@ def _state(tools_form: str, shaped: Shaped, rules: Rules, request: Request) -> d
         made[LIBERTIES] = sorted(taken)
     if request.is_own_choice:
         made[OWN_CHOICE] = True
+    if reuse is not None:
+        made[REUSE] = reuse
     return made
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
-from engine.base import EventBatch
+from engine.base import Engine, EventBatch
 
 LISTENER_BATCHES = 10_000
 
@@ -56,3 +56,25 @@ class EventHub:
             yield aiter(listener)
         finally:
             self._listeners.discard(listener)
+
+
+@asynccontextmanager
+async def followed(
+    engine: Engine, follow: Callable[[AsyncIterator[EventBatch]], Awaitable[None]]
+) -> AsyncGenerator[None]:
+    """Hand a started engine's batches, from now on, to `follow` beside whatever is done within the context.
+
+    Leaving it cancels `follow`.
+    """
+
+    async def run() -> None:
+        await follow(batches)
+
+    async with engine.events() as batches:
+        following = asyncio.create_task(run())
+        try:
+            yield
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following

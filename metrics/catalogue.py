@@ -63,11 +63,11 @@ _ENTRIES = (
     Entry(
         "stillframe_prompt_tokens",
         "counter",
-        "Prompt tokens of completed requests: read from the prefix cache, written to it, or neither.",
-        "`write` and `uncached` are what is paid for; with approximate reuse of images `uncached` also holds what was "
-        "loaded from their pool and not computed. Rising without longer prompts: run the experiment, look for clients "
-        "that change their history.",
-        {"disposition": "read, write, uncached"},
+        "Prompt tokens of completed requests: read from the prefix cache, loaded from the pool of images' KV (there "
+        "only once something was), written to the prefix cache, or neither.",
+        "`write` and `uncached` are what is paid for. Rising without longer prompts: run the experiment, look for "
+        "clients that change their history.",
+        {"disposition": "read, loaded, write, uncached"},
     ),
     Entry(
         "stillframe_derived_write_tokens",
@@ -102,8 +102,8 @@ _ENTRIES = (
     Entry(
         "stillframe_expected_read_tokens",
         "counter",
-        "Prompt tokens of completed requests that the turn before had left to be read: what was read, and what was "
-        "lost.",
+        "Prompt tokens of completed requests that the turn before had left to be read: what was read, loaded in its "
+        "place, and lost.",
         "Far above what was read: `stillframe_lost_tokens_total` says why, and by whom.",
     ),
     Entry(
@@ -112,8 +112,8 @@ _ENTRIES = (
         "Prompt tokens of completed requests that were expected to be read and were not, by why and by whom.",
         "`client`: the application changes its history; docs/cases.md says what can be done for each. `engine`: a "
         "larger KV cache, or fewer conversations at a time. `policy`: what its YAML asks for. `template`: the model's "
-        "chat template does not only append. `gateway`: the salt or the upstream changed; "
-        "`salt` by `client`: it asked for another model in the middle of a conversation.",
+        "chat template does not only append. `gateway`: the salt or the upstream changed; `salt` by `client` or "
+        "`policy`: another model, or another ratio of images' KV, in the middle of a conversation.",
         {"cause": _CAUSES, "actor": _ACTORS},
     ),
     Entry(
@@ -234,9 +234,8 @@ _ENTRIES = (
     Entry(
         "stillframe_image_pool_tokens",
         "counter",
-        "Tokens of requests with approximate reuse: of images loaded from the pool, which usage counts neither as read "
-        "nor as written; computed of the same images; read again from the prefix cache in approximate blocks, text "
-        "among them.",
+        "Tokens of requests with approximate reuse, however these ended: of images loaded from the pool; computed of "
+        "the same images; read again from the prefix cache in approximate blocks, text among them.",
         "Loaded beside computed is what reuse saves; `reread` is part of what usage counts as read.",
         {"disposition": "loaded, computed, reread"},
     ),
@@ -258,9 +257,9 @@ _ENTRIES = (
         "stillframe_image_pool_events",
         "counter",
         "Images' KV that left the pool for others, and that it refused: in memory because all that was there was in "
-        "use, of the files because they were damaged or not ours.",
-        "`evicted` beside misses: the pool is too small. `refused` of memory: the same, for the requests at one time; "
-        "of files: a failing disk, or a folder that others write to.",
+        "use or is less than the image needs, of the files because they were damaged or not ours.",
+        "`evicted` beside misses: the pool is too small. `refused` of memory: the same, for the requests at one time "
+        "or for an image of that size; of files: a failing disk, or a folder that others write to.",
         {"tier": "memory, files", "event": "evicted, refused"},
     ),
     Entry(

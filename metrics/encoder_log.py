@@ -37,6 +37,10 @@ class EncoderLog:
         self._max_requests = max_requests
         self._counts: OrderedDict[str, EncoderCounts] = OrderedDict()
         self._images: OrderedDict[str, ImageCounts] = OrderedDict()
+        self._reuse: OrderedDict[str, ImageReuse] = OrderedDict()
+        # None where the engine has no such thing.
+        self.pool: ImagePoolState | None = None
+        self.tiers: BlockTierState | None = None
 
     async def follow(self, engine: Engine) -> None:
         """Read the engine's events until it stops."""
@@ -46,10 +50,12 @@ class EncoderLog:
                     if isinstance(event, EncoderEvent):
                         self._count(event)
                     elif isinstance(event, ImageReuse):
-                        self._metrics.count_reuse(event)
+                        self._count_reuse(event)
                     elif isinstance(event, ImagePoolState):
+                        self.pool = event
                         self._metrics.show_pool(event)
                     elif isinstance(event, BlockTierState):
+                        self.tiers = event
                         self._metrics.show_tiers(event)
 
     def of_image(self, uuid: str) -> ImageCounts:
@@ -60,6 +66,10 @@ class EncoderLog:
         """The counts of a request whose end was reported; None before that."""
         counts = self._counts.get(request_id)
         return counts if counts is not None and counts.done.is_set() else None
+
+    def reuse(self, request_id: str) -> ImageReuse | None:
+        """What a request got of its images' KV; None before the engine has said so, and where it has nothing to say."""
+        return self._reuse.get(request_id)
 
     async def final(self, request_id: str, timeout_seconds: float) -> EncoderCounts | None:
         """The counts of a finished request, or None when its end was not reported in time."""
@@ -97,6 +107,12 @@ class EncoderLog:
             counts.evictions += 1
         elif event.kind == "done":
             counts.done.set()
+
+    def _count_reuse(self, event: ImageReuse) -> None:
+        self._metrics.count_reuse(event)
+        self._reuse[event.request_id] = event
+        if len(self._reuse) > self._max_requests:
+            self._reuse.popitem(last=False)
 
     def _count_image(self, event: EncoderEvent) -> None:
         counts = self._images.pop(event.uuid, ImageCounts())

@@ -49,9 +49,9 @@ class GatewayMetrics:
         # To look a labelled counter up costs more than to count; there are few.
         self._by_outcome: dict[tuple[str, bool], Counter] = {}
         self._by_cause: dict[str, Counter] = {}
-        prompt_tokens = self._counter("stillframe_prompt_tokens")
+        self._prompt_tokens = self._counter("stillframe_prompt_tokens")
         self._read, self._write, self._uncached = (
-            prompt_tokens.labels(disposition) for disposition in ("read", "write", "uncached")
+            self._prompt_tokens.labels(disposition) for disposition in ("read", "write", "uncached")
         )
         self._derived_write = self._counter("stillframe_derived_write_tokens")
         self.visual_tokens = self._counter("stillframe_visual_tokens")
@@ -128,19 +128,20 @@ class GatewayMetrics:
     def count_ended(
         self,
         outcome: Outcome,
-        usage: Usage | TurnRecord,
+        usage: Usage | TurnRecord | None,
         *,
         stream: bool,
         first_token: float | None,
         total: float | None,
     ) -> None:
-        """Count what is known of a turn at its very end; `first_token` and `total` in seconds."""
+        """Count what is known of a turn at its very end; `first_token` and `total` in seconds. Without `usage` its
+        tokens are counted later."""
         self.count_request(outcome, stream=stream)
         if total is not None:
             self.total_seconds.observe(total)
         if first_token is not None:
             self.first_byte_seconds.observe(first_token)
-        if outcome == "completed":
+        if outcome == "completed" and usage is not None:
             self.count_usage(usage)
 
     def count_attributed(self, record: TurnRecord) -> None:
@@ -271,6 +272,8 @@ class GatewayMetrics:
         self._read.inc(usage.read_tokens)
         self._write.inc(usage.write_tokens)
         self._uncached.inc(usage.uncached_tokens)
+        if usage.loaded_tokens:
+            self._prompt_tokens.labels("loaded").inc(usage.loaded_tokens)
         if usage.write_derived:
             self._derived_write.inc(usage.write_tokens)
 

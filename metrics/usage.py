@@ -8,7 +8,7 @@ object, so the figures are the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from context.frozen import frozen
@@ -23,7 +23,8 @@ class Usage:
 
     `prompt_tokens = read_tokens + write_tokens + uncached_tokens` whenever `read_tokens` is known; a read figure above
     the prompt's, or without one, is none. `write_derived` says that the engine did not report a write figure that can
-    be: all that was not read is counted as written.
+    be: all that was not read is counted as written. `loaded_tokens` came from a pool of images' KV and were not
+    computed: they are a fourth part of the prompt where the engine has said so (`with_loaded`).
     """
 
     prompt_tokens: int | None = None
@@ -33,6 +34,7 @@ class Usage:
     uncached_tokens: int | None = None
     write_derived: bool = False
     visual_tokens: int | None = None
+    loaded_tokens: int | None = None
 
 
 @frozen
@@ -72,6 +74,21 @@ def read_usage(usage: Mapping[str, Any] | None) -> Usage:
     derived = write is None or write > prompt - read
     write = prompt - read if derived or write is None else write
     return Usage(prompt, figures.completion, read, write, prompt - read - write, derived, figures.visual)
+
+
+def with_loaded(usage: Usage, tokens: int) -> Usage:
+    """A usage in which so many tokens are loaded ones, that stood among those that were neither read nor written, or
+    among all that was not read where the engine did not tell these apart."""
+    if usage.read_tokens is None or usage.write_tokens is None or usage.uncached_tokens is None:
+        return usage
+    from_uncached = min(tokens, usage.uncached_tokens)
+    from_write = min(tokens - from_uncached, usage.write_tokens) if usage.write_derived else 0
+    return replace(
+        usage,
+        write_tokens=usage.write_tokens - from_write,
+        uncached_tokens=usage.uncached_tokens - from_uncached,
+        loaded_tokens=from_uncached + from_write,
+    )
 
 
 def usage_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:

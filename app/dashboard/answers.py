@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from app.dashboard.access import Viewer
+from app.dashboard.stores import stores
 from app.gateway import Gateway
 from context.errors import RequestError
 from metrics.dashboard.conversations import conversation, conversation_list
@@ -90,6 +91,8 @@ def live_version(gateway: Gateway, name: str) -> tuple[Any, ...]:
     mirror = _mirror(gateway)
     seen = (mirror.last_eviction, mirror.resident_blocks) if mirror is not None else ()
     checks = tuple(gateway.engine_checks().values()) if name == "status" else ()
+    if name == "images":
+        seen = (*seen, gateway.encoder_log.pool, gateway.encoder_log.tiers)
     return (gateway.engine.health().state, gateway.metrics.running_now, checks, *seen)
 
 
@@ -183,8 +186,10 @@ async def images_view(gateway: Gateway, asked: Asked) -> dict[str, Any]:
     for one in found["images"]:
         one.update(_in_engine(gateway, one["tenant"], one["image_id"]))
     # Of all tenants together, so none of a tenant's business.
-    mirror = _mirror(gateway) if asked.viewer.tenant is None else None
-    return {**found, "kv": None if mirror is None else by_modality(mirror.counts())}
+    if asked.viewer.tenant is not None:
+        return {**found, "kv": None, "pool": None, "tiers": None}
+    mirror = _mirror(gateway)
+    return {**found, "kv": None if mirror is None else by_modality(mirror.counts()), **stores(gateway)}
 
 
 async def image_view(gateway: Gateway, asked: Asked) -> dict[str, Any]:

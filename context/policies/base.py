@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from context.alignment.base import SlotMatch
+from context.apart import EXACT, Allowance
 from context.estimates import message_tokens
 from context.frozen import frozen
 from context.layout.control import DEFAULT_TOKENS, ControlTokens
@@ -72,6 +73,7 @@ class Request:
         estimate: prompt tokens of a message as it is sent.
         slot_match: stands in for the rules' own, for what may match depends on whose images they are.
         is_own_choice: the request itself chose its policy, which says nothing of the conversation's later turns.
+        allowance: what may be approximate of the KV of its images.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -79,6 +81,7 @@ class Request:
     estimate: Estimate = message_tokens
     slot_match: SlotMatch | None = None
     is_own_choice: bool = False
+    allowance: Allowance = EXACT
 
 
 @frozen

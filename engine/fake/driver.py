@@ -129,6 +129,10 @@ class Driver:
         self._publish()
         self._wake.set()
 
+    def hand_on(self, batch: EventBatch) -> None:
+        """Give subscribers what something beside the core reports."""
+        self._hub.publish(batch)
+
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[EventBatch]]:
         """Subscribe from now on."""
         return self._hub.listen()

@@ -79,8 +79,23 @@ def arguments(settings: VllmSettings, *, cpu: bool, required: Mapping[str, Any])
 
 
 def by_long_name(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by their long names with `-` and nothing before them, however they are written."""
-    return {name.replace("_", "-").lstrip("-"): value for name, value in options.items()}
+    """Options by their long names with `-` and nothing before them, however they are written.
+
+    Raises:
+        ConfigError: one is given in two spellings.
+    """
+    names: dict[str, str] = {}
+    for name in options:
+        other = names.setdefault(long_name(name), name)
+        if other != name:
+            reason = f"is given twice, as {other} and as {name}; remove one of both"
+            raise ConfigError("settings", f"engine.vllm.{other}", reason)
+    return {long_name(name): value for name, value in options.items()}
+
+
+def long_name(name: str) -> str:
+    """An option's long name with `-` and nothing before it."""
+    return name.replace("_", "-").lstrip("-")
 
 
 def _words(name: str, value: Any) -> list[str]:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from context.estimates import message_tokens
-from context.plan import PromptPlan, SentMessage
+from context.plan import Actor, PromptPlan, SentMessage
 from metrics.attribution.base import Attribution, Cache, Left
 from metrics.attribution.causes import Estimate, attribute, tail_tokens
 from metrics.kv_mirror import Ending, KvMirror, MirrorView, Owner
@@ -17,7 +17,10 @@ class Attributing:
     """A turn that is to be attributed, once the engine has told enough. `before` is what the turn before left."""
 
     def __init__(
-        self, ending: Ending | None, attributed: Callable[[MirrorView | None], Attribution], before: Left | None = None
+        self,
+        ending: Ending | None,
+        attributed: Callable[[MirrorView | None, int, Actor | None], Attribution],
+        before: Left | None = None,
     ) -> None:
         self._ending, self._attributed = ending, attributed
         self.before = before
@@ -27,9 +30,10 @@ class Attributing:
         """There is nothing to wait for."""
         return self._ending is None or self._ending.is_settled
 
-    def result(self) -> Attribution:
-        """By what is known now."""
-        return self._attributed(None if self._ending is None else self._ending.view())
+    def result(self, loaded_tokens: int = 0, apart_by: Actor | None = None) -> Attribution:
+        """By what is known now. `loaded_tokens` came from a pool of images' KV: they were not read, and not lost.
+        `apart_by` has allowed what makes the engine keep the turn apart from the one before."""
+        return self._attributed(None if self._ending is None else self._ending.view(), loaded_tokens, apart_by)
 
 
 class Attributor:
@@ -99,7 +103,7 @@ class Attributor:
         """
         known = self._begun.pop(request_id, None)
         if known is None:
-            return Attributing(None, lambda _: Attribution(cause="engine_unreported", actor="engine"))
+            return Attributing(None, lambda _view, _loaded, _by: Attribution(cause="engine_unreported", actor="engine"))
         owner, cache = known
         before = None if parent is None else self._left.get(parent)
         if parent is not None and before is None:
@@ -114,7 +118,7 @@ class Attributor:
                 request_id, turn, parent=parent, prompt_tokens=usage.prompt_tokens, read_tokens=usage.read_tokens
             )
 
-        def attributed(view: MirrorView | None) -> Attribution:
+        def attributed(view: MirrorView | None, loaded_tokens: int, apart_by: Actor | None) -> Attribution:
             return attribute(
                 plan,
                 before,
@@ -125,6 +129,8 @@ class Attributor:
                 owner=owner,
                 estimate=estimate,
                 template_extends=self.template_extends,
+                loaded_tokens=loaded_tokens,
+                apart_by=apart_by,
             )
 
         return Attributing(ending, attributed, before)

@@ -18,9 +18,11 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from context.apart import in_front
 from context.estimates import message_tokens, text_tokens
 from context.frozen import frozen
 from context.plan import Actor, Cause, PromptPlan
+from context.transcript import ImagePart
 from metrics.attribution.base import Attribution, Cache, Left
 from metrics.kv_mirror.base import Eviction, MirrorView, Owner
 from metrics.usage import Usage
@@ -58,6 +60,8 @@ def attribute(
     owner: Owner | None = None,
     estimate: Estimate = message_tokens,
     template_extends: bool | None = None,
+    loaded_tokens: int = 0,
+    apart_by: Actor | None = None,
 ) -> Attribution:
     """What a turn could have read, and why it read less.
 
@@ -71,6 +75,9 @@ def attribute(
         owner: whose turn it is.
         estimate: prompt tokens of a message as it is sent.
         template_extends: what the probe at start found of the chat template.
+        loaded_tokens: those of its images that came from a pool, wherever they stand.
+        apart_by: who has allowed what makes the engine keep its blocks apart from those of the turn before, also where
+            the plan could not know; None where it does not.
     """
     block = block_tokens or UNKNOWN_BLOCK_TOKENS
     if usage.read_tokens is None or usage.prompt_tokens is None:
@@ -81,9 +88,11 @@ def attribute(
     if not lengths.expected:
         return Attribution(0, 0, "below_block", "engine")
     lost = lengths.expected - lengths.read
+    if loaded_tokens:
+        lost -= _loaded_of(lengths, plan, usage.prompt_tokens, loaded_tokens, estimate)
     if lost < block:
         return Attribution(lengths.expected, 0)
-    cause, actor = _cause(plan, lengths, view, _mover(before.cache, cache), template_extends)
+    cause, actor = _cause(plan, lengths, view, _mover(before.cache, cache), template_extends, apart_by)
     at = _break_token(cause, lengths, block)
     if cause != "engine_eviction" or view is None:
         return Attribution(lengths.expected, lost, cause, actor, at)
@@ -132,7 +141,30 @@ def _place(plan: PromptPlan, prompt_tokens: int, estimate: Estimate) -> int:
         return 0
     tools, sizes, tail = _sizes(plan, estimate)
     whole = tools + sum(sizes) + tail
-    return round((tools + sum(sizes[: plan.replayed])) * prompt_tokens / whole) if whole else 0
+    same = tools + sum(sizes[: plan.replayed])
+    if plan.salted is not None and plan.breaks and plan.breaks[0].cause == "salt":
+        message, part = plan.salted
+        same = tools + sum(sizes[:message]) + in_front(plan.sent[message].wire, part, estimate)
+    return round(same * prompt_tokens / whole) if whole else 0
+
+
+def _loaded_of(lengths: _Lengths, plan: PromptPlan, prompt_tokens: int, loaded: int, estimate: Estimate) -> int:
+    """How many of the tokens that were loaded had been expected to be read: of the images in front of the end of what
+    was expected and behind it each has its share, by estimate."""
+    tools, sizes, tail = _sizes(plan, estimate)
+    scale = prompt_tokens / max(1, tools + sum(sizes) + tail)
+    inside, outside, start = 0.0, 0.0, tools * scale
+    for one, size in zip(plan.sent, sizes, strict=True):
+        end = start + size * scale
+        if one.images:
+            inside += max(0.0, min(end, lengths.expected) - max(start, lengths.read))
+            outside += max(0.0, end - max(start, lengths.expected))
+        start = end
+    if any(isinstance(part, ImagePart) for part in plan.tail):
+        outside += tail * scale
+    share = inside / (inside + outside) if inside + outside else 1.0
+    at_least = loaded - (prompt_tokens - lengths.expected)
+    return min(loaded, lengths.expected - lengths.read, max(at_least, round(loaded * share)))
 
 
 def tail_tokens(plan: PromptPlan, prompt_tokens: int, estimate: Estimate) -> int:
@@ -157,7 +189,12 @@ def _mover(before: Cache | None, now: Cache) -> Actor | None:
 
 
 def _cause(
-    plan: PromptPlan, lengths: _Lengths, view: MirrorView | None, mover: Actor | None, template_extends: bool | None
+    plan: PromptPlan,
+    lengths: _Lengths,
+    view: MirrorView | None,
+    mover: Actor | None,
+    template_extends: bool | None,
+    apart_by: Actor | None,
 ) -> tuple[Cause, Actor]:
     """The cause of the longest part; of parts that are equally long the plan's. Another cache has nothing in common
     with the one before, whatever the plan did in the same turn."""
@@ -168,8 +205,10 @@ def _cause(
         engine, other = lengths.common - lengths.read, lengths.place - lengths.common
     else:
         other = lengths.place - lengths.read
-    if plan.breaks and other <= lengths.slack:
-        # As near as an estimate can be: the plan's break is where reading stopped.
+    is_salt = bool(plan.breaks) and plan.breaks[0].cause == "salt" and not (view is not None and view.restarted)
+    if plan.breaks and (other <= lengths.slack or is_salt):
+        # As near as an estimate can be: the plan's break is where reading stopped. That the engine looks elsewhere
+        # explains all of it: the first image may end within a block, and the block begin far in front of it.
         other = 0
     broken = lengths.expected - lengths.read - engine - other
     if plan.breaks and broken >= max(engine, other):
@@ -178,6 +217,8 @@ def _cause(
         return "engine_eviction", "engine"
     if mover is not None:
         return "salt", mover
+    if apart_by is not None and not (view is not None and view.restarted):
+        return "salt", apart_by
     if lengths.common is not None:
         return "template", "template"
     if view is not None and view.restarted:

@@ -65,6 +65,7 @@ def turn_figures(record: TurnRecord) -> dict[str, Any]:
         "read_tokens": record.read_tokens,
         "write_tokens": record.write_tokens,
         "uncached_tokens": record.uncached_tokens,
+        "loaded_tokens": record.loaded_tokens,
         "write_derived": record.write_derived,
         "visual_tokens": record.visual_tokens,
         "completion_tokens": record.completion_tokens,

@@ -27,6 +27,7 @@ _FIGURES = (
     "read_tokens",
     "write_tokens",
     "uncached_tokens",
+    "loaded_tokens",
     "derived_write_tokens",
     "lost_tokens",
     "visual_tokens",

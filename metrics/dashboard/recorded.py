@@ -113,7 +113,7 @@ def measured(path: Path, chosen: Chosen) -> dict[str, Any] | None:
     turns: defaultdict[tuple[str, str], list[RecordedTurn]] = defaultdict(list)
     for turn in chosen.turns:
         turns[turn.owner].append(turn)
-    prompt = read = count = 0
+    prompt = read = loaded = count = 0
     with open_records(path) as records:
         for (tenant, conversation), mine in turns.items():
             found = records.records(
@@ -124,9 +124,10 @@ def measured(path: Path, chosen: Chosen) -> dict[str, Any] | None:
             for one in _of_turns(found, mine):
                 if one.prompt_tokens is not None and one.read_tokens is not None:
                     prompt, read, count = prompt + one.prompt_tokens, read + one.read_tokens, count + 1
+                    loaded += one.loaded_tokens or 0
     if not count:
         return None
-    return {"turns": count, "prompt_tokens": prompt, "read_tokens": read, "computed_tokens": prompt - read}
+    return {"turns": count, "prompt_tokens": prompt, "read_tokens": read, "computed_tokens": prompt - read - loaded}
 
 
 def _of_turns(records: list[TurnRecord], turns: list[RecordedTurn]) -> list[TurnRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,21 @@ METHODS = (
     ATTENTION_DEVIATION + WITHIN,
     NO_ROTATION,
 )
+MEANINGS: Mapping[str, str] = {
+    FULL: "everything is computed; what all others are measured against",
+    PREFIX: "what a prefix cache allows: exact KV up to where the donor's context differs, all else computed",
+    HEAD: "the first share r of each image is computed, the rest is the donor's with keys turned; the engine's way",
+    PER_LAYER: "as head, with a share for each layer by a profile, r on the mean",
+    SUFFIX: "as head, with the last share of each image; a control",
+    RANDOM: "as head, with rows by chance; a control",
+    KV_DEVIATION: "the first layer whole, then the rows whose keys and values changed most (CacheBlend's rule)",
+    KV_DEVIATION + WITHIN: "the same with so few rows that the first layer is within the budget",
+    ATTENTION_DEVIATION: "the first layer whole, then the rows whose weight for the text changed most (KVShare's rule)",
+    ATTENTION_DEVIATION + WITHIN: "the same with so few rows that the first layer is within the budget",
+    NO_ROTATION: "as head, with keys left as they were in the donor; a control",
+}
+# Of fewer questions a speed-up is no result.
+FEWEST_TIMED = 3
 # They have no ratio; `full` has no donor.
 WITHOUT_RATIO = (FULL, PREFIX)
 
@@ -115,7 +131,8 @@ class Interval:
 class Row:
     """One cell over all questions. Shares and losses are 0 to 1; a loss is full recompute's share minus this one.
 
-    `ttft_seconds` is the plain PyTorch model's, batch 1, encoder warm; None where it was not timed.
+    `ttft_seconds` is the plain PyTorch model's, batch 1, encoder warm; None where it was not timed. `timed_questions`
+    are those behind it and behind `speedup`.
     """
 
     method: str
@@ -127,6 +144,7 @@ class Row:
     computed_token_share: float
     ttft_seconds: float | None
     speedup: float | None
+    timed_questions: int
     logit_mse: float
     kl: float
     reply_kl: float
@@ -143,7 +161,8 @@ class Row:
 class EngineRow:
     """One cell over all questions on the embedded engine.
 
-    `ttft_seconds` is the median over the questions, `speedup` the median of full recompute's time over this one's.
+    `ttft_seconds` is the median over the questions, `speedup` the median of full recompute's time over this one's;
+    `timed_questions` are all of them.
     `as_plain` is the share of questions that the plain model answers right where the engine does, and wrong where it
     does not, under the same cell; None where it was not asked.
     """
@@ -156,6 +175,7 @@ class EngineRow:
     computed_token_share: float
     ttft_seconds: float
     speedup: float
+    timed_questions: int
     top1_agreement: float
     accuracy_single_hop: Interval | None
     accuracy_multi_hop: Interval | None

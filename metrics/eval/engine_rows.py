@@ -36,6 +36,7 @@ def _row(cell: Cell, outcomes: Sequence[EngineOutcome], full: Sequence[EngineOut
         computed_token_share=fmean(one.token_share for one in outcomes),
         ttft_seconds=median(one.ttft_seconds for one in outcomes),
         speedup=median(whole.ttft_seconds / one.ttft_seconds for one, whole in zip(outcomes, full, strict=True)),
+        timed_questions=len(outcomes),
         top1_agreement=fmean(one.top1 for one in outcomes),
         accuracy_single_hop=accuracy("single_hop"),
         accuracy_multi_hop=accuracy("multi_hop"),

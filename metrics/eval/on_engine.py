@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from context.reuse import Reuse
 from engine.base import ChatRequest, EventBatch, ImageReuse
 from engine.demo_model.evaluate import wire_messages
 from engine.demo_model.questions import is_right
+from engine.events import followed
 from engine.vllm.embedded import VllmEngine
 from engine.vllm.options import VllmSettings
 from metrics.eval import base
@@ -57,15 +58,9 @@ async def engine_for(folder: Path, profile: Path | None) -> AsyncGenerator[OnEng
     engine = VllmEngine(VllmSettings(str(folder), _NAME, options, kv_cache_gib=1))
     await engine.start()
     try:
-        async with engine.events() as batches:
-            made = OnEngine(engine)
-            following = asyncio.create_task(made.follow(batches))
-            try:
-                yield made
-            finally:
-                following.cancel()
-                with suppress(asyncio.CancelledError):
-                    await following
+        made = OnEngine(engine)
+        async with followed(engine, made.follow):
+            yield made
     finally:
         # That its core ends is an error to vLLM's own log.
         with quiet("vllm"):

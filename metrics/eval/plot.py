@@ -9,6 +9,7 @@ from typing import Any, cast
 from metrics.eval import base
 from metrics.eval.base import EngineRow, Interval, Row
 
+_ENGINE = "the engine's answers"
 # What cannot be drawn on a scale of powers.
 _LEAST_KL = 1e-6
 _COLOURS = {
@@ -34,7 +35,7 @@ _DONORS = {
 def plot(rows: Sequence[Row], file: Path, engine_rows: Sequence[EngineRow] = ()) -> None:
     """For each donor that several methods were tried on three panels, and three that compare the donors under `head`.
 
-    The embedded engine's answers are crosses.
+    `prefix`, which has no ratio, is a diamond, full recompute a dotted line; the embedded engine's answers are crosses.
 
     Raises:
         OSError: the file cannot be written.
@@ -57,20 +58,34 @@ def plot(rows: Sequence[Row], file: Path, engine_rows: Sequence[EngineRow] = ())
             of = [row for row in rows if row.method == method and row.donor == donor]
             _draw(axes, of, method, _COLOURS[method], "--" if dashed else "-")
             _cross(axes, [row for row in engine_rows if (row.method, row.donor) == (method, donor)], _COLOURS[method])
+        _prefix(axes, rows, engine_rows, donor, "black")
         _finish(axes, f"images from '{donor}'", full)
-    for donor in dict.fromkeys(str(row.donor) for row in rows if row.method == base.HEAD):
+    for donor in dict.fromkeys(str(row.donor) for row in rows if row.method in (base.HEAD, base.PREFIX)):
+        colour = _DONORS.get(donor, "black")
         of = [row for row in rows if row.method == base.HEAD and row.donor == donor]
-        _draw(panels[-1], of, donor, _DONORS.get(donor, "black"), "-")
-        crossed = [row for row in engine_rows if (row.method, row.donor) == (base.HEAD, donor)]
-        _cross(panels[-1], crossed, _DONORS.get(donor, "black"))
-    _finish(panels[-1], "head, by donor", full)
+        if of:
+            _draw(panels[-1], of, f"{base.HEAD}, {donor}", colour, "-")
+        _cross(panels[-1], [row for row in engine_rows if (row.method, row.donor) == (base.HEAD, donor)], colour)
+        _prefix(panels[-1], rows, engine_rows, donor, colour, f", {donor}")
+    _finish(panels[-1], "head and prefix, by donor", full)
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
 
 
-def _draw(axes: Any, rows: Sequence[Row], label: str, colour: str, line: str) -> None:
+def _prefix(
+    axes: Any, rows: Sequence[Row], engine_rows: Sequence[EngineRow], donor: str | None, colour: str, of: str = ""
+) -> None:
+    found = [row for row in rows if (row.method, row.donor) == (base.PREFIX, donor)]
+    if found:
+        # It stands where others do, at r = 1: whatever lies under it is to be seen, too.
+        _draw(axes, found, f"{base.PREFIX}{of}", colour, "", marker="D", markersize=7, markerfacecolor="none")
+    _cross(axes, [row for row in engine_rows if (row.method, row.donor) == (base.PREFIX, donor)], colour)
+
+
+def _draw(axes: Any, rows: Sequence[Row], label: str, colour: str, line: str, **marks: Any) -> None:
     shares = [row.computed_image_share for row in rows]
     style = {"label": label, "color": colour, "linestyle": line, "marker": "o", "markersize": 3.5, "linewidth": 1.4}
+    style |= marks
     for panel, found in zip(
         axes, ([row.accuracy_single_hop for row in rows], [row.accuracy_multi_hop for row in rows]), strict=False
     ):
@@ -86,7 +101,7 @@ def _cross(axes: Any, rows: Sequence[EngineRow], colour: str) -> None:
     for panel, hop in zip(axes, ("single", "multi"), strict=False):
         found = [(row.computed_image_share, getattr(row, f"accuracy_{hop}_hop")) for row in rows]
         drawn = [(share, one.mean * 100) for share, one in found if one is not None]
-        panel.plot(*zip(*drawn, strict=True), "x", color=colour, markersize=7) if drawn else None
+        panel.plot(*zip(*drawn, strict=True), "x", color=colour, markersize=7, label=_ENGINE) if drawn else None
 
 
 def _finish(axes: Any, title: str, full: Row) -> None:
@@ -95,11 +110,20 @@ def _finish(axes: Any, title: str, full: Row) -> None:
         panel.set_ylim(0, 103)
         panel.set_title(f"{title}: {name} answers right, %", loc="left", fontsize=10)
         if whole is not None:
-            panel.axhline(whole.mean * 100, color="black", linewidth=0.8, linestyle=":")
+            panel.axhline(whole.mean * 100, color="black", linewidth=0.8, linestyle=":", label=f"{base.FULL} recompute")
     axes[2].set_title(f"{title}: divergence over the reply, nats", loc="left", fontsize=10)
     axes[2].set_yscale("log")
     for panel in axes:
         panel.set_xlabel("share of the images' tokens that is computed")
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25)
-    axes[2].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    # What has a line in one panel of the three; crosses of all colours have one name.
+    named: dict[str, Any] = {}
+    for panel in axes:
+        for line, name in zip(*panel.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, line)
+    if _ENGINE in named:
+        named[_ENGINE] = named.pop(_ENGINE)
+    axes[2].legend(
+        list(named.values()), list(named), frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5)
+    )

@@ -10,27 +10,32 @@ from rich import box
 from rich.table import Table
 
 from engine.reference.profile import ReuseProfile
+from metrics.eval import base
 from metrics.eval.base import EngineRow, Interval, Row
 from metrics.eval.findings import Comparison, Loss
 from metrics.eval.run import Result
 
+_FEW = (
+    "speedup: against full, with the count of timed questions (runs); "
+    f"with ~, from fewer than {base.FEWEST_TIMED}, it is indicative and no result."
+)
 _NOTE = (
     "image, prompt: share of the images' and of the prompt's tokens that is computed, a mean over the layers. first: "
-    "time to the first token of the plain PyTorch model, batch 1, encoder warm. kl, mse: the first token against full "
-    "recompute. match: tokens of the reply that are the same. single, multi: right answers in percent, with the middle "
-    "95 % over draws of questions."
+    "time to the first token of the plain PyTorch model, batch 1, encoder warm, a mean over the timed questions, each "
+    f"the best of a few rounds. {_FEW} kl, mse: the first token against full recompute. match: tokens of the reply "
+    "that are the same. single, multi: right answers in percent, with the middle 95 % over draws of questions."
 )
 _ENGINE_NOTE = (
     "In single precision, one request at a time, encoder warm. image, prompt: as the engine counts them; prefix in "
-    "whole blocks. first, speedup: medians over the questions, the whole way through the engine. as plain: share of "
-    "questions that are right or wrong as with the plain model."
+    "whole blocks. first, speedup: medians over the questions, each asked once, the whole way through the engine. "
+    f"{_FEW} as plain: share of questions that are right or wrong as with the plain model."
 )
 
 
 def table(rows: Sequence[Row]) -> Table:
     """Quality and cost, a line for each way."""
     figures = ("r", "image", "prompt", "first", "speedup", "kl", "mse", "top-1", "match", "single", "multi")
-    shown = _ways("Reuse of image KV", _NOTE, figures)
+    shown = _ways("Reuse of image KV", _NOTE, figures, rows)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is None or (following.method, following.donor) != (row.method, row.donor)
         shown.add_row(
@@ -40,7 +45,7 @@ def table(rows: Sequence[Row]) -> Table:
             f"{row.computed_image_share:.3f}",
             f"{row.computed_token_share:.3f}",
             "" if row.ttft_seconds is None else f"{row.ttft_seconds * 1000:.0f} ms",
-            "" if row.speedup is None else f"{row.speedup:.2f}",
+            _speedup(row),
             _small(row.kl),
             _small(row.logit_mse),
             f"{row.top1_agreement:.3f}",
@@ -55,7 +60,7 @@ def table(rows: Sequence[Row]) -> Table:
 def engine_table(rows: Sequence[EngineRow]) -> Table:
     """The embedded engine's answers, work and times, a line for each way."""
     figures = ("r", "image", "prompt", "first", "speedup", "top-1", "single", "multi", "as plain")
-    shown = _ways("The same on the embedded engine", _ENGINE_NOTE, figures)
+    shown = _ways("The same on the embedded engine", _ENGINE_NOTE, figures, rows)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is None or (following.method, following.donor) != (row.method, row.donor)
         shown.add_row(
@@ -65,7 +70,7 @@ def engine_table(rows: Sequence[EngineRow]) -> Table:
             f"{row.computed_image_share:.3f}",
             f"{row.computed_token_share:.3f}",
             f"{row.ttft_seconds * 1000:.0f} ms",
-            f"{row.speedup:.2f}",
+            _speedup(row),
             f"{row.top1_agreement:.3f}",
             _percent(row.accuracy_single_hop),
             _percent(row.accuracy_multi_hop),
@@ -104,11 +109,19 @@ def as_json(result: Result, about: Mapping[str, Any]) -> dict[str, Any]:
     """Rows with figures as numbers and their intervals beside them as [low, high], under `..._95`."""
     return {
         **about,
-        "rows": [_flat(asdict(row)) for row in result.rows],
-        **({"engine_rows": [_flat(asdict(row)) for row in result.engine_rows]} if result.engine_rows else {}),
+        "rows": [_row(row) for row in result.rows],
+        **({"engine_rows": [_row(row) for row in result.engine_rows]} if result.engine_rows else {}),
         "losses": [{**_flat(asdict(loss)), "met": loss.is_met} for loss in result.findings.losses],
         "comparisons": [_flat(asdict(one)) for one in result.findings.comparisons],
     }
+
+
+def _row(row: Row | EngineRow) -> dict[str, Any]:
+    return {**_flat(asdict(row)), "speedup_indicative": _is_indicative(row)}
+
+
+def _is_indicative(row: Row | EngineRow) -> bool:
+    return row.speedup is not None and row.timed_questions < base.FEWEST_TIMED
 
 
 def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,6 +137,13 @@ def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _rounded(value: Any) -> Any:
     # Six digits that count: small figures are of interest, too.
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _speedup(row: Row | EngineRow) -> str:
+    if row.speedup is None:
+        return ""
+    runs = f"{row.timed_questions} run{'s' * (row.timed_questions > 1)}"
+    return f"{'~' * _is_indicative(row)}{row.speedup:.2f} ({runs})"
 
 
 def _small(value: float) -> str:
@@ -156,8 +176,10 @@ def _comparison(one: Comparison) -> str:
     )
 
 
-def _ways(title: str, note: str, figures: Sequence[str]) -> Table:
-    """A table for a line a way, with a note below it."""
+def _ways(title: str, note: str, figures: Sequence[str], rows: Sequence[Row | EngineRow]) -> Table:
+    """A table for a line a way, with a note below it and what each way of these does."""
+    methods = dict.fromkeys(row.method for row in rows)
+    note = "\n".join([note, *(f"{method}: {base.MEANINGS[method]}." for method in methods)])
     shown = Table(
         title=title,
         title_justify="left",

@@ -21,9 +21,14 @@ class Table:
 
     outcomes: Outcomes
 
-    def rows(self, ttft_seconds: Mapping[Cell, float]) -> list[Row]:
-        """A row for each cell, in the order of the cells."""
-        return [self._row(cell, ttft_seconds) for cell in self.outcomes]
+    def rows(self, ttft_seconds: Mapping[Cell, float], timed_questions: int) -> list[Row]:
+        """A row for each cell, in the order of the cells.
+
+        Args:
+            ttft_seconds: of the cells that were timed.
+            timed_questions: on how many questions each of them was.
+        """
+        return [self._row(cell, ttft_seconds, timed_questions) for cell in self.outcomes]
 
     def accuracy(self, cell: Cell, hop: Hop) -> Interval | None:
         """The share of right answers; None where nothing of the hop was asked."""
@@ -46,7 +51,7 @@ class Table:
         found = [one for one in self.outcomes[cell] if one.case in other and hop in (None, one.hop)]
         return interval([of(one) - other[one.case] for one in found])
 
-    def _row(self, cell: Cell, ttft_seconds: Mapping[Cell, float]) -> Row:
+    def _row(self, cell: Cell, ttft_seconds: Mapping[Cell, float], timed_questions: int) -> Row:
         found, full, ttft = self.outcomes[cell], Cell(base.FULL), ttft_seconds.get(cell)
 
         def mean(of: Callable[[Outcome], float]) -> float:
@@ -62,6 +67,7 @@ class Table:
             computed_token_share=mean(lambda one: one.token_share),
             ttft_seconds=ttft,
             speedup=ttft_seconds[full] / ttft if ttft and full in ttft_seconds else None,
+            timed_questions=0 if ttft is None else timed_questions,
             logit_mse=mean(lambda one: one.logit_mse),
             kl=mean(lambda one: one.kl),
             reply_kl=mean(lambda one: one.reply_kl),

@@ -116,9 +116,9 @@ def evaluate(
     possible = [cell for cell in cells if all(cell in one for one in made)]
     found = Table({cell: [one[cell] for one in made] for cell in possible})
     times: dict[Cell, float] = {}
-    if options.timed:
-        timed = cases[:: max(1, len(cases) // options.timed)][: options.timed]
+    timed = cases[:: max(1, len(cases) // options.timed)][: options.timed] if options.timed else []
+    if timed:
         with torch.inference_mode():
             times = first_token_seconds(setting, timed, possible, subject.encoder.end, say)
     of_engine = [] if ask_engine is None else engine_rows(ask_engine(cases, cells), found.outcomes)
-    return Result(found.rows(times), findings(found), of_engine)
+    return Result(found.rows(times, len(timed)), findings(found), of_engine)

@@ -80,7 +80,7 @@ def _named(record: TurnRecord) -> Iterator[tuple[str, Value | None]]:
     yield "stillframe.encoder_hits", record.encoder_hits
     yield "stillframe.uncached_tokens", record.uncached_tokens
     yield "stillframe.write_derived", True if record.write_derived else None
-    yield "stillframe.approximate_tokens", record.approximate_tokens
+    yield "stillframe.loaded_tokens", record.loaded_tokens
     yield "stillframe.expected_read_tokens", record.expected_read
     yield "stillframe.lost_tokens", record.lost_tokens
     yield "stillframe.break.cause", record.cause

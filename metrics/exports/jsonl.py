@@ -74,7 +74,7 @@ def _usage(record: TurnRecord) -> dict[str, Any]:
         },
         "uncached_tokens": record.uncached_tokens,
         "expected_read_tokens": record.expected_read,
-        "approximate_tokens": record.approximate_tokens,
+        "loaded_tokens": record.loaded_tokens,
         "encoder_runs": record.encoder_runs,
         "encoder_hits": record.encoder_hits,
     }

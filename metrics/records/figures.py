@@ -41,7 +41,7 @@ class Totals:
     write_tokens: int = 0
     uncached_tokens: int = 0
     derived_write_tokens: int = 0
-    approximate_tokens: int = 0
+    loaded_tokens: int = 0
     visual_tokens: int = 0
     completion_tokens: int = 0
     expected_tokens: int = 0
@@ -60,8 +60,8 @@ class Totals:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that were not read."""
-        return self.prompt_tokens - self.read_tokens
+        """Prompt tokens that were neither read nor loaded."""
+        return self.prompt_tokens - self.read_tokens - self.loaded_tokens
 
     @property
     def read_ratio(self) -> float | None:
@@ -197,3 +197,9 @@ class Heap:
     lost_tokens: int
     priced: int
     cost: float
+    loaded_tokens: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were neither read nor loaded."""
+        return self.prompt_tokens - self.read_tokens - self.loaded_tokens

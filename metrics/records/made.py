@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from context.apart import Allowance
 from context.conversations import Begun
 from context.plan import SentMessage
 from context.tenancy import Tenant
@@ -27,6 +28,7 @@ class Ended:
         answered: the reply was kept whole.
         estimate: prompt tokens of a message as it is sent.
         traceparent: the client's header of that name.
+        allowed: of approximate KV of its images, where the engine will say what came of it.
     """
 
     id: int
@@ -45,6 +47,7 @@ class Ended:
     total_seconds: float
     estimate: Callable[[Mapping[str, Any]], int]
     traceparent: str | None = None
+    allowed: Allowance | None = None
 
 
 def record_of(turn: Ended, cost: float | None, found: Mapping[str, Any]) -> TurnRecord:
@@ -68,6 +71,7 @@ def record_of(turn: Ended, cost: float | None, found: Mapping[str, Any]) -> Turn
         write_tokens=usage.write_tokens,
         uncached_tokens=usage.uncached_tokens,
         write_derived=usage.write_derived,
+        loaded_tokens=usage.loaded_tokens,
         first_token_seconds=turn.first_token_seconds,
         total_seconds=turn.total_seconds,
         cost=cost,
@@ -95,13 +99,15 @@ def planned(begun: Begun, before: Sequence[SentMessage]) -> dict[str, Any]:
     }
     if broken is not None:
         kept = {image.ref.image_id for image in _images(plan.sent)}
+        # Other KV of the same images takes none of them out, whoever asked for it.
+        rewrote = next((one for one in (*plan.breaks, *plan.reports) if one.cause != "salt"), broken)
         found |= {
             "break_message": broken.message,
             "break_part": broken.part,
             "cause": broken.cause,
             "actor": broken.actor,
-            "image_eviction": broken.actor == "policy" and bool(known - kept),
-            "summary": broken.cause == "summary",
+            "image_eviction": rewrote.actor == "policy" and rewrote.cause != "salt" and bool(known - kept),
+            "summary": rewrote.cause == "summary",
         }
     return found
 

@@ -19,8 +19,8 @@ class Price:
 
     Attributes:
         model: a glob of its name (`qwen*`).
-        input: prompt tokens that were neither read nor written.
-        cached_input: those that were read from the cache.
+        input: prompt tokens that were neither read nor loaded nor written.
+        cached_input: those that were read from the cache, or loaded from a pool of images' KV.
         cache_write: those that were written to it.
         output: generated tokens.
     """
@@ -49,7 +49,8 @@ class Prices:
             return (usage.prompt_tokens * price.input + output) / _PER
         if usage.read_tokens is None or usage.write_tokens is None or usage.uncached_tokens is None:
             return None
-        read, write = usage.read_tokens * price.cached_input, usage.write_tokens * price.cache_write
+        read = (usage.read_tokens + (usage.loaded_tokens or 0)) * price.cached_input
+        write = usage.write_tokens * price.cache_write
         return (read + write + usage.uncached_tokens * price.input + output) / _PER
 
     def of_reading(self, model: str) -> float | None:

@@ -253,7 +253,7 @@ def heaps_of_conversations(records: Records, of: Filter = _ALL) -> list[Heap]:
     where, parameters = names_where(of, "c.")
     rows = records.rows(
         "SELECT p.name, count(*), sum(requests), sum(prompt_tokens), sum(read_tokens), sum(lost_tokens), sum(priced), "
-        f"sum(cost) FROM record_conversations c JOIN record_names p ON p.id = c.policy "
+        f"sum(cost), sum(loaded_tokens) FROM record_conversations c JOIN record_names p ON p.id = c.policy "
         f"WHERE c.last_record >= ? AND c.last_record < ?{where} AND c.reported > 0 GROUP BY c.policy, c.id % {_HEAPS}",
         (of.first, of.end, *parameters),
     )

@@ -27,12 +27,14 @@ class TurnRecord:
         new_images: of the unique ones, those that were not sent in the turn before.
         encoder_runs, encoder_hits: images that the vision encoder computed, and whose features were reused.
         visual_tokens, prompt_tokens, completion_tokens: the engine's figures.
-        read_tokens, write_tokens, uncached_tokens: `prompt_tokens` is their sum whenever `read_tokens` is known.
-        write_derived: the engine gave no usable write figure; all that was not read counts as written.
-        approximate_tokens: tokens whose KV was reused approximately; part of none of the three above.
+        read_tokens, write_tokens, uncached_tokens: with `loaded_tokens` they sum up to `prompt_tokens` whenever
+            `read_tokens` is known.
+        write_derived: the engine gave no usable write figure; all that was neither read nor loaded counts as written.
+        loaded_tokens: of images whose KV came from the engine's pool of it, and was not computed. None where the engine
+            has none, the turn did not allow it, or nothing was said.
         expected_read: full blocks of what the turn before left in the engine's cache, as far as this prompt is as long;
             not less where the plan breaks the prefix or the engine evicted: that is what was lost.
-        lost_tokens: of those, what was not read.
+        lost_tokens: of those, what was neither read nor loaded.
         break_message, break_part, break_token: the first difference from what was sent before: index of the client's
             message (-1 for the tools), of its part, and the estimated token of the prompt.
         cause, actor: why less was read than was sent before, and who caused it. None where nothing was lost.
@@ -73,7 +75,7 @@ class TurnRecord:
     write_tokens: int | None = None
     uncached_tokens: int | None = None
     write_derived: bool = False
-    approximate_tokens: int | None = None
+    loaded_tokens: int | None = None
     expected_read: int | None = None
     lost_tokens: int | None = None
     break_message: int | None = None
@@ -101,7 +103,7 @@ class TurnRecord:
 
     @property
     def computed_tokens(self) -> int | None:
-        """Prompt tokens that were not read: what is paid for twice where they were sent before."""
+        """Prompt tokens that were neither read nor loaded: what is paid for twice where they were sent before."""
         if self.prompt_tokens is None or self.read_tokens is None:
             return None
-        return self.prompt_tokens - self.read_tokens
+        return self.prompt_tokens - self.read_tokens - (self.loaded_tokens or 0)

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from context.apart import EXACT, Allowance
 from context.conversations import Begun
 from context.errors import place_of
+from context.plan import Actor
 from context.tenancy import Tenant
 from metrics.attribution import Attributing, Attributor, Cache
 from metrics.attribution.unseen import are_unseen
@@ -28,10 +30,13 @@ from metrics.prometheus import GatewayMetrics
 from metrics.records.made import Ended, attributed, planned, record_of
 from metrics.records.prices import Prices
 from metrics.records.writer import RecordWriter
+from metrics.usage import with_loaded
 
 _log = logging.getLogger(__name__)
 # With what the writer waits, a second: so much a killed process loses.
 _LATE_SECONDS = 0.4
+# Of so many it is known where the engine keeps their blocks.
+_MOST_TURNS = 20_000
 # By the end of a request its encoder events are mostly there.
 _LATE_ENCODER_SECONDS = 0.1
 _LOOK_EVERY_SECONDS = 0.02
@@ -77,6 +82,8 @@ class Recorder:
         self._late: deque[_Late] = deque()
         self._next: asyncio.Handle | None = None
         self._look: asyncio.Handle | None = None
+        # By the ledger's number of a turn; None for one that the engine left among exact ones.
+        self._apart: OrderedDict[int, Allowance | None] = OrderedDict()
         self._last_id = 0
         self._told_unseen = False
 
@@ -84,6 +91,11 @@ class Recorder:
         """An id for the record of a request that comes now; none is given twice."""
         self._last_id = max(time.time_ns(), self._last_id + 1)
         return self._last_id
+
+    def was_apart(self, turn: int) -> bool | None:
+        """Whether the engine keeps the blocks of a turn, by its number in the ledger, apart from exact ones; None where
+        it did not say so, or not yet."""
+        return self._apart[turn] is not None if turn in self._apart else None
 
     def begin(self, request_id: str, tenant: Tenant, conversation: str, model: str) -> None:
         """A request goes to the engine. Called before it does."""
@@ -94,7 +106,8 @@ class Recorder:
         """A request has ended: it is counted, and its record kept a moment later. Never waits."""
         self._metrics.count_ended(
             turn.outcome,
-            turn.usage,
+            # What was loaded is said behind the answer, and no counter goes back.
+            None if turn.allowed else turn.usage,
             stream=turn.stream,
             first_token=turn.first_token_seconds,
             total=turn.total_seconds,
@@ -183,6 +196,8 @@ class Recorder:
             return True
         if late.attributing is not None and not late.attributing.is_settled and now < late.until:
             return False
+        if late.turn.allowed and now < late.until and self._encoder_log.reuse(late.turn.request_id) is None:
+            return False
         if not self.has_encoder_events or not late.planned["images"] or now >= late.encoder_until:
             return True
         return self._encoder_log.finished(late.turn.request_id) is not None
@@ -190,8 +205,10 @@ class Recorder:
     def _complete(self, late: _Late) -> None:
         turn, found = late.turn, late.planned
         if turn.outcome == "completed":
+            turn, mover = self._with_reuse(turn, late.begun)
             if late.attributing is not None:
-                found |= attributed(late.attributing.result(), turn, late.begun)
+                loaded = turn.usage.loaded_tokens or 0
+                found |= attributed(late.attributing.result(loaded, mover), turn, late.begun)
             if found["images"] and self._are_unseen(late):
                 found["unseen_images"] = True
                 self._tell_unseen()
@@ -200,6 +217,25 @@ class Recorder:
                 if counts is not None:
                     found |= {"encoder_runs": counts.runs, "encoder_hits": counts.hits}
         self._keep(turn, found)
+
+    def _with_reuse(self, turn: Ended, begun: Begun) -> tuple[Ended, Actor | None]:
+        """A turn with what was loaded for it, where the engine has said so, and counted now; and whose doing it is that
+        the engine keeps it apart from the turn before, where it does."""
+        before = None if begun.parent is None else self._apart.get(begun.parent)
+        allowed = turn.allowed
+        if allowed is None:
+            return turn, None if before is None else EXACT.mover(before)
+        reuse, now = self._encoder_log.reuse(turn.request_id), None
+        if reuse is not None:
+            turn = replace(turn, usage=with_loaded(turn.usage, reuse.loaded_tokens))
+            now = allowed if reuse.hits or reuse.reread_tokens else None
+            if begun.turn is not None:
+                self._apart[begun.turn.id] = now
+                if len(self._apart) > _MOST_TURNS:
+                    self._apart.popitem(last=False)
+        self._metrics.count_usage(turn.usage)
+        is_same = (None if now is None else now.reuse) == (None if before is None else before.reuse)
+        return turn, None if is_same else allowed.mover(before or EXACT)
 
     def _are_unseen(self, late: _Late) -> bool:
         turn, measure = late.turn, self.measure

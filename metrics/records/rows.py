@@ -24,9 +24,7 @@ _COUNTS = attrgetter(
     *("images", "unique_images", "new_images", "encoder_runs", "encoder_hits", "visual_tokens"),
     *("prompt_tokens", "completion_tokens", "read_tokens", "write_tokens", "uncached_tokens"),
 )
-_LOSS = attrgetter(
-    *("approximate_tokens", "expected_read", "lost_tokens", "break_message", "break_part", "break_token")
-)
+_LOSS = attrgetter(*("loaded_tokens", "expected_read", "lost_tokens", "break_message", "break_part", "break_token"))
 _TIMES = attrgetter("epoch", "first_token_seconds", "total_seconds", "cost")
 _BOOLEANS = ("stream", "text_only", "write_derived", "image_eviction", "summary", "unseen_images")
 # About what a record takes with its part of the sums, in bytes; and more for each of its images.

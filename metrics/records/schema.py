@@ -18,7 +18,7 @@ from context.plan import Actor, Cause
 from metrics.records.buckets import BUCKETS, TIMES
 from metrics.records.record import Outcome
 
-VERSION = 2
+VERSION = 3
 NANOSECONDS = 1_000_000_000
 HOUR = 3600 * NANOSECONDS
 DAY = 24 * HOUR
@@ -69,7 +69,7 @@ COLUMNS: dict[str, str] = {
     "write_tokens": "INTEGER",
     "uncached_tokens": "INTEGER",
     "write_derived": "INTEGER+",
-    "approximate_tokens": "INTEGER",
+    "loaded_tokens": "INTEGER",
     "expected_read": "INTEGER",
     "lost_tokens": "INTEGER",
     "break_message": "INTEGER",
@@ -90,8 +90,6 @@ COLUMNS: dict[str, str] = {
     "evicted_tokens": "INTEGER",
     "unseen_images": "INTEGER+",
 }
-# What the version before did not have, each with what stands there in its records.
-_ADDED = {"evicted_conversation": "NULL", "evicted_tokens": "NULL", "unseen_images": "0"}
 NAMED = ("tenant", "model", "policy")
 
 _REPORTED = "r.read_tokens IS NOT NULL AND r.prompt_tokens IS NOT NULL"
@@ -139,7 +137,7 @@ SUMS: dict[str, str] = {
     "write_tokens": _where(_REPORTED, "ifnull(r.write_tokens, 0)"),
     "uncached_tokens": _where(_REPORTED, "ifnull(r.uncached_tokens, 0)"),
     "derived_write_tokens": _where(f"r.write_derived AND {_REPORTED}", "ifnull(r.write_tokens, 0)"),
-    "approximate_tokens": "ifnull(r.approximate_tokens, 0)",
+    "loaded_tokens": _where(_REPORTED, "ifnull(r.loaded_tokens, 0)"),
     "visual_token_sum": "ifnull(r.visual_tokens, 0)",
     "completion_tokens": "ifnull(r.completion_tokens, 0)",
     "expected_tokens": "ifnull(r.expected_read, 0)",
@@ -167,6 +165,7 @@ CONVERSATION_SUMS = (
     "read_tokens",
     "write_tokens",
     "uncached_tokens",
+    "loaded_tokens",
     "completion_tokens",
     "lost_tokens",
     "losses",
@@ -215,6 +214,22 @@ def _tables() -> list[str]:
 EVICTIONS = f"(evicted_image IS NOT NULL OR image_eviction OR cause = {CAUSES.index('engine_eviction')})"
 
 
+# What brings a file up to a version, from the one before it. No table had ever held an approximate token.
+_RENEWALS: dict[int, tuple[str, ...]] = {
+    2: (
+        "ALTER TABLE records ADD COLUMN evicted_conversation TEXT",
+        "ALTER TABLE records ADD COLUMN evicted_tokens INTEGER",
+        "ALTER TABLE records ADD COLUMN unseen_images INTEGER NOT NULL DEFAULT 0",
+    ),
+    3: (
+        *(f"ALTER TABLE {table} RENAME COLUMN approximate_tokens TO loaded_tokens" for table in ("records", *ROLLUPS)),
+        "ALTER TABLE record_conversations ADD COLUMN loaded_tokens INTEGER NOT NULL DEFAULT 0",
+    ),
+}
+_OLDER = range(min(_RENEWALS) - 1, VERSION)
+assert max(_RENEWALS) == VERSION, "each version can be reached"
+
+
 def has_records(connection: sqlite3.Connection) -> bool:
     """Whether the file has the tables, in this version.
 
@@ -222,7 +237,7 @@ def has_records(connection: sqlite3.Connection) -> bool:
         ConfigError: it has those of another version.
     """
     version = _version(connection)
-    if version == VERSION - 1:
+    if version in _OLDER:
         raise ConfigError("ledger.db", "", "its records are of an older version; start the gateway once to renew them")
     if version not in (None, VERSION):
         reason = "its records were written by another version of Stillframe; use that one, or name another data_dir"
@@ -240,7 +255,7 @@ def _version(connection: sqlite3.Connection) -> int | None:
 
 
 def make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables in a file that is the ledger's already, or bring them up from the version before; nothing where
+    """Make the tables in a file that is the ledger's already, or bring them up from an older version; nothing where
     they are there.
 
     Raises:
@@ -251,10 +266,10 @@ def make_tables(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _version(connection)
-        if version == VERSION - 1:
-            for name, old in _ADDED.items():
-                kind = COLUMNS[name].replace("+", f" NOT NULL DEFAULT {old}")
-                connection.execute(f"ALTER TABLE records ADD COLUMN {name} {kind}")
+        if version is not None and version in _OLDER:
+            for renewed in range(version + 1, VERSION + 1):
+                for statement in _RENEWALS[renewed]:
+                    connection.execute(statement)
             connection.execute(f"UPDATE records_schema SET version = {VERSION}")
         elif not has_records(connection):
             for statement in _tables():

@@ -56,14 +56,14 @@ def figures_of(record: TurnRecord) -> Row:
     first, total, cost = record.first_token_seconds, record.total_seconds, record.cost
     if prompt is None or read is None:
         unknown = read is None
-        tokens = (0, int(unknown and record.outcome == "completed"), (prompt or 0) if unknown else 0, 0, 0, 0, 0, 0)
+        tokens = (0, int(unknown and record.outcome == "completed"), (prompt or 0) if unknown else 0, 0, 0, 0, 0, 0, 0)
     else:
         write = record.write_tokens or 0
-        tokens = (1, 0, 0, prompt, read, write, record.uncached_tokens or 0, write if record.write_derived else 0)
+        derived, loaded = write if record.write_derived else 0, record.loaded_tokens or 0
+        tokens = (1, 0, 0, prompt, read, write, record.uncached_tokens or 0, derived, loaded)
     return (
         1,
         *tokens,
-        record.approximate_tokens or 0,
         record.visual_tokens or 0,
         record.completion_tokens or 0,
         record.expected_read or 0,

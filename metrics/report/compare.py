@@ -39,7 +39,7 @@ class PolicyFigures:
         policy: its name.
         conversations, requests: how many there were.
         read_ratio: read tokens of prompt tokens, 0 to 1.
-        computed_per_request: prompt tokens that were not read, for a request.
+        computed_per_request: prompt tokens that were neither read nor loaded, for a request.
         cost_per_request: by the price table; None without one.
         differences: by the names of the three figures above; missing for the baseline.
     """
@@ -53,10 +53,10 @@ class PolicyFigures:
     differences: dict[str, Interval]
 
 
-# Columns of the sums: requests, prompt, read, priced, cost.
+# Columns of the sums: requests, prompt, read, priced, cost, computed.
 _FIGURES: dict[str, Callable[[Any], Any]] = {
     "read_ratio": lambda sums: sums[..., 2] / np.maximum(sums[..., 1], 1),
-    "computed_per_request": lambda sums: (sums[..., 1] - sums[..., 2]) / np.maximum(sums[..., 0], 1),
+    "computed_per_request": lambda sums: sums[..., 5] / np.maximum(sums[..., 0], 1),
     "cost_per_request": lambda sums: sums[..., 4] / np.maximum(sums[..., 3], 1),
 }
 
@@ -106,7 +106,10 @@ def _figures(
 
 
 def _sums(heaps: Sequence[Heap]) -> Any:
-    rows = [(heap.requests, heap.prompt_tokens, heap.read_tokens, heap.priced, heap.cost) for heap in heaps]
+    rows = [
+        (heap.requests, heap.prompt_tokens, heap.read_tokens, heap.priced, heap.cost, heap.computed_tokens)
+        for heap in heaps
+    ]
     return np.array(rows, dtype=np.float64)
 
 

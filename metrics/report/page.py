@@ -24,9 +24,9 @@ from metrics.report.tables import (
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f23; --soft: #565d66; --paper: #fff; --line: #d8dce1; --panel: #f5f6f8;
-  --read: #3a74d8; --write: #efb02e; --uncached: #a8261d; --plain: #56606d; }
+  --read: #3a74d8; --loaded: #2fa5a0; --write: #efb02e; --uncached: #a8261d; --plain: #56606d; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --soft: #a6adb6; --paper: #15181c; --line: #363b42;
-  --panel: #1e2228; --read: #5a93f2; --write: #f2c04d; --uncached: #e2584b; --plain: #a4aebb; } }
+  --panel: #1e2228; --read: #5a93f2; --loaded: #4fc9c2; --write: #f2c04d; --uncached: #e2584b; --plain: #a4aebb; } }
 body { margin: 0 auto; max-width: 60rem; padding: 1.5rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
@@ -37,12 +37,14 @@ p { margin: .3rem 0; } .soft { color: var(--soft); }
   padding: .6rem .8rem; }
 .cards b { display: block; font-size: 1.35rem; } .cards span { color: var(--soft); font-size: .85rem; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 12px; }
-.read { fill: var(--read); } .write { fill: var(--write); } .uncached { fill: var(--uncached); }
+.read { fill: var(--read); } .loaded { fill: var(--loaded); } .write { fill: var(--write); }
+.uncached { fill: var(--uncached); }
 .grid { stroke: var(--line); } .axis { stroke: var(--soft); } .interval { stroke: var(--plain); stroke-width: 3; }
 .plain, .point { fill: var(--plain); }
 .legend { color: var(--soft); font-size: .85rem; } .legend i { display: inline-block; width: .8em; height: .8em;
   margin: 0 .3em 0 .9em; border-radius: .15em; }
-.legend .read { background: var(--read); } .legend .write { background: var(--write); }
+.legend .read { background: var(--read); } .legend .loaded { background: var(--loaded); }
+.legend .write { background: var(--write); }
 .legend .uncached { background: var(--uncached); }
 details { margin: .4rem 0; } summary { cursor: pointer; color: var(--soft); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
@@ -50,11 +52,6 @@ caption { text-align: left; color: var(--soft); padding-bottom: .3rem; }
 th, td { padding: .25rem .7rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; } thead th { color: var(--soft); font-weight: 600; }
 """
-_LEGEND = (
-    '<p class="legend"><i class="read"></i>read<i class="write"></i>write'
-    '<i class="uncached"></i>uncached prompt tokens</p>'
-)
-_HEADS = ("requests", "prompt tokens", "read", "write", "uncached", "read ratio", "lost", "first token", "cost")
 
 
 def page(report: Report) -> str:
@@ -219,8 +216,20 @@ def _stacked(label: str, places: Sequence[str], of: Sequence[Totals], *, mean: b
     def values(name: str) -> list[float]:
         return [getattr(one, name) / (max(1, one.reported) if mean else 1) for one in of]
 
-    series = [Series(name, name, values(f"{name}_tokens")) for name in ("read", "write", "uncached")]
-    return _LEGEND + stacked_bars(label, places, series, "tokens")
+    parts = _parts(of)
+    series = [Series(name, name, values(f"{name}_tokens")) for name in parts]
+    keys = "".join(f'<i class="{name}"></i>{name}' for name in parts)
+    return f'<p class="legend">{keys} prompt tokens</p>' + stacked_bars(label, places, series, "tokens")
+
+
+def _parts(of: Sequence[Totals]) -> list[str]:
+    """The parts of a prompt that there are; nothing is loaded where there is no pool of images' KV."""
+    loaded = ["loaded"] if any(one.loaded_tokens for one in of) else []
+    return ["read", *loaded, "write", "uncached"]
+
+
+def _heads(of: Sequence[Totals]) -> list[str]:
+    return ["requests", "prompt tokens", *_parts(of), "read ratio", "lost", "first token", "cost"]
 
 
 def _section(title: str, body: str) -> str:
@@ -228,16 +237,18 @@ def _section(title: str, body: str) -> str:
 
 
 def _groups_table(heads: Sequence[str], groups: Sequence[Group], *, is_open: bool = False) -> str:
-    rows = [[*group.values, *_figures(group.totals)] for group in groups]
-    return _table([*heads, *_HEADS], rows, is_open=is_open, named=len(heads))
+    of = [group.totals for group in groups]
+    rows = [[*group.values, *_figures(group.totals, _parts(of))] for group in groups]
+    return _table([*heads, *_heads(of)], rows, is_open=is_open, named=len(heads))
 
 
 def _totals_table(head: str, names: Sequence[str], of: Sequence[Totals]) -> str:
-    return _table([head, *_HEADS], [[name, *_figures(one)] for name, one in zip(names, of, strict=True)])
+    parts = _parts(of)
+    return _table([head, *_heads(of)], [[name, *_figures(one, parts)] for name, one in zip(names, of, strict=True)])
 
 
-def _figures(totals: Totals) -> list[str]:
-    tokens = (totals.requests, totals.prompt_tokens, totals.read_tokens, totals.write_tokens, totals.uncached_tokens)
+def _figures(totals: Totals, parts: Sequence[str]) -> list[str]:
+    tokens = (totals.requests, totals.prompt_tokens, *(getattr(totals, f"{name}_tokens") for name in parts))
     ratio, lost = percent(totals.read_ratio), f"{totals.lost_tokens:,}"
     return [*(f"{count:,}" for count in tokens), ratio, lost, seconds(totals.first_token_seconds), money(totals.cost)]
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rich import box
 from rich.table import Table
 
-from metrics.records.figures import CauseTotals, Evicted, Group, Latency, ShareBin
+from metrics.records.figures import CauseTotals, Evicted, Group, Latency, ShareBin, Totals
 from metrics.report.base import Report
 from metrics.report.compare import Interval, PolicyFigures
 
@@ -41,7 +41,7 @@ def told(report: Report) -> list[str]:
     if totals.read_ratio is not None:
         lines.append(
             f"{totals.prompt_tokens:,} prompt tokens: {totals.read_tokens:,} read ({percent(totals.read_ratio)}, "
-            f"weighted by tokens), {totals.write_tokens:,} write, {totals.uncached_tokens:,} uncached."
+            f"weighted by tokens), {_loaded(totals)}{totals.write_tokens:,} write, {totals.uncached_tokens:,} uncached."
         )
         lines.append(
             f"{totals.computed_tokens:,} tokens were computed (write and uncached); {totals.lost_tokens:,} of them had "
@@ -90,7 +90,9 @@ def groups_table(title: str, heads: Sequence[str], groups: Sequence[Group]) -> T
     shown = _table(title)
     for head in heads:
         shown.add_column(head, overflow="fold")
-    for name in ("requests", "prompt", "read", "computed", "lost", "first", *(["cost"] if has_cost else [])):
+    has_loaded = any(group.totals.loaded_tokens for group in groups)
+    optional = ["loaded"] if has_loaded else [], ["cost"] if has_cost else []
+    for name in ("requests", "prompt", "read", *optional[0], "computed", "lost", "first", *optional[1]):
         shown.add_column(name, justify="right", no_wrap=True)
     for group in groups:
         totals = group.totals
@@ -99,6 +101,7 @@ def groups_table(title: str, heads: Sequence[str], groups: Sequence[Group]) -> T
             short(totals.requests),
             short(totals.prompt_tokens),
             percent(totals.read_ratio),
+            *([short(totals.loaded_tokens)] if has_loaded else []),
             short(totals.computed_tokens),
             short(totals.lost_tokens),
             seconds(totals.first_token_seconds),
@@ -240,6 +243,11 @@ def short(number: int) -> str:
 def moment(at: float) -> str:
     """A time of day in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _loaded(totals: Totals) -> str:
+    loaded = totals.loaded_tokens
+    return f"{loaded:,} loaded from the pool of images' KV, " if loaded else ""
 
 
 def _counted(number: int, word: str) -> str:

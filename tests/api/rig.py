@@ -198,12 +198,13 @@ async def serving(
 ) -> AsyncGenerator[tuple[Rig, str, int]]:
     """The same behind uvicorn, as `serve` runs it: the rig, host and port."""
     given = {"DATA_DIR": str(folder), "ADMIN_TOKEN": ADMIN["authorization"].removeprefix("Bearer ")}
-    given |= dict(environment or {})
+    given |= {"SERVER__SHUTDOWN_GRACE_SECONDS": "1"} | dict(environment or {})
     settings = settings_module.load(environment={f"STILLFRAME_{key}": value for key, value in given.items()})
     engine = engine or WatchedEngine()
     app = GatewayApp(settings, engine)
     listener = bind("127.0.0.1", 0)
-    config = http_config(app, loop="none", log_level="warning", timeout_graceful_shutdown=1)
+    grace = settings.server.shutdown_grace_seconds
+    config = http_config(app, loop="none", log_level="warning", timeout_graceful_shutdown=grace)
     server = uvicorn.Server(config)
     serve = asyncio.create_task(server.serve(sockets=[listener]))
     try:

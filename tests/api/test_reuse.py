@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import from_json, to_json
 
-from engine.base import ChatRequest, EngineInfo, EngineReply
-from tests.api.rig import Rig, WatchedEngine, ask, image, running, text, user
+from app.image_reuse import remedy
+from engine import asgi
+from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply
+from tests.api.rig import CHAT, JSON, Rig, WatchedEngine, ask, image, running, text, user
 from tests.api.test_engine_checks import checked
 
 REUSE = "x-stillframe-reuse"
@@ -158,3 +161,75 @@ async def test_a_policy_that_the_engine_cannot_follow_is_told_of_once(
         record for record in caplog.records if "keeps no KV of images, so that mine computes all" in record.getMessage()
     ]
     assert len(said) == warnings
+
+
+async def test_a_client_that_wants_it_of_an_engine_that_cannot_is_told_what_to_set(tmp_path: Path) -> None:
+    async with gateway(tmp_path, WatchedEngine(), header=True) as rig:
+        answer = await asked(rig, {REUSE: "0.05"})
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "no_image_kv", REUSE)
+        assert "set engine.vllm.image_kv" in answer.error["message"]
+        # It wants nothing that is not done.
+        assert [(await asked(rig, {REUSE: word})).status for word in ("off", "1")] == [200, 200]
+
+
+@pytest.mark.parametrize(("engine", "also"), [(WatchedEngine, True), (ReusingEngine, False)])
+async def test_who_may_not_ask_is_told_all_that_is_missing(
+    tmp_path: Path, engine: type[WatchedEngine], also: bool
+) -> None:
+    async with gateway(tmp_path, engine()) as rig:
+        answer = await asked(rig, {REUSE: "0.05"})
+        assert (answer.status, answer.error["code"]) == (400, "reuse_not_allowed")
+        assert "switch reuse_header on" in answer.error["message"]
+        assert ("set engine.vllm.image_kv" in answer.error["message"]) == also
+
+
+class StartingEngine(WatchedEngine):
+    """One that has not begun to say what it can."""
+
+    def health(self) -> EngineHealth:
+        return EngineHealth("starting", "it loads")
+
+
+async def test_while_the_engine_loads_nothing_is_said_of_what_it_cannot(tmp_path: Path) -> None:
+    async with gateway(tmp_path, StartingEngine(), header=True) as rig:
+        answer = await asked(rig, {REUSE: "0.05; profile"})
+        assert (answer.status, answer.error["code"]) == (503, "engine_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"), [(("0.3", "off"), None), (("0.3", "0.05"), None), (("0.3", " 0.3"), 0.3)]
+)
+async def test_a_header_given_twice_counts_where_both_say_the_same(
+    tmp_path: Path, headers: tuple[str, str], expected: float | None
+) -> None:
+    engine = ReusingEngine()
+    async with gateway(tmp_path, engine, header=True) as rig:
+        # Mappings hold a header once: the second one is written by hand.
+        async def twice(scope: Any, receive: Any, send: Any) -> None:
+            scope["headers"] += [(REUSE.encode(), value.encode()) for value in headers]
+            await rig.app(scope, receive, send)
+
+        body = to_json(ask(user(text("what is it"), image("base.png"))))
+        async with asgi.call(twice, "POST", CHAT, headers=JSON, body=[body]) as reply:
+            said = from_json(await reply.read())
+        if expected is None:
+            assert reply.status == 400
+            assert (said["error"]["code"], said["error"]["param"]) == ("repeated_header", REUSE)
+        else:
+            assert (reply.status, engine.ratios[-1]) == (200, expected)
+
+
+@pytest.mark.parametrize(("engine", "warnings"), [(WatchedEngine, 1), (ReusingEngine, 0)])
+async def test_a_header_that_the_engine_cannot_follow_is_told_of_at_the_start(
+    tmp_path: Path, engine: type[WatchedEngine], warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway(tmp_path, engine(), header=True) as rig:
+        await checked(rig, "template_appends", "yes")
+    said = [record.getMessage() for record in caplog.records if "reuse_header is on, but" in record.getMessage()]
+    assert len(said) == warnings
+    assert all("set engine.vllm.image_kv, or switch reuse_header off" in line for line in said)
+
+
+def test_who_serves_an_upstream_is_not_told_to_set_what_it_does_not_read() -> None:
+    assert remedy(EngineInfo("remote")).startswith("serve the model with the embedded engine and engine.vllm.image_kv")
+    assert remedy(EngineInfo("vllm")) == "set engine.vllm.image_kv"

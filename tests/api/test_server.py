@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import struct
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from pydantic_core import from_json, to_json
 
 from engine.fake import FakeConfig, Fault
 from tests.api.rig import CHAT, Rig, WatchedEngine, ask, data_url, image, serving, until, user
+from tests.api.wire import Wire, head, post
 from tests.unit.images.corpus import read
 
 LIMITS = {"SERVER__MAX_BODY_BYTES": "1000000", "SERVER__INFLIGHT_BODY_BYTES": "1000000"}
@@ -29,61 +28,6 @@ async def served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncGener
             yield started
     # Neither a failure of ours nor the server's complaint about an answer that we gave badly.
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-def _head(method: str, path: str, *lines: str) -> bytes:
-    return "\r\n".join((f"{method} {path} HTTP/1.1", "host: gateway", *lines, "", "")).encode()
-
-
-def _post(body: bytes, *lines: str) -> bytes:
-    return _head("POST", CHAT, "content-type: application/json", f"content-length: {len(body)}", *lines) + body
-
-
-class Wire:
-    """One raw connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    @classmethod
-    async def open(cls, port: int) -> Wire:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def head(self) -> tuple[int, dict[str, str]]:
-        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        fields = dict(line.split(": ", 1) for line in lines[1:] if line)
-        return int(lines[0].split()[1]), fields
-
-    async def whole(self) -> tuple[int, dict[str, str], bytes]:
-        status, fields = await self.head()
-        if fields.get("transfer-encoding") == "chunked":
-            return status, fields, await self._chunked()
-        return status, fields, await self.reader.readexactly(int(fields["content-length"]))
-
-    async def _chunked(self) -> bytes:
-        body = b""
-        while size := int(await self.reader.readuntil(b"\r\n"), 16):
-            body += await self.reader.readexactly(size)
-            assert await self.reader.readexactly(2) == b"\r\n"
-        assert await self.reader.readexactly(2) == b"\r\n"
-        return body
-
-    async def closed(self) -> bool:
-        return await self.reader.read() == b""
-
-    async def hang_up(self) -> None:
-        self.writer.close()
-        await asyncio.gather(self.writer.wait_closed(), return_exceptions=True)
-
-    async def reset(self) -> None:
-        """Vanish: the other side gets a reset, not an end."""
-        raw: socket.socket = self.writer.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.writer.transport.abort()
 
 
 async def test_openai_client(served: tuple[Rig, str, int]) -> None:
@@ -162,29 +106,29 @@ async def test_an_openai_client_that_leaves(served: tuple[Rig, str, int]) -> Non
         assert await rig.outcomes() == {"aborted": 1}
 
 
-async def test_keep_alive_and_head(served: tuple[Rig, str, int]) -> None:
+async def test_keep_alive_andhead(served: tuple[Rig, str, int]) -> None:
     _, _, port = served
     wire = await Wire.open(port)
     for path in ("/health/live", "/v1/models", "/metrics"):
-        await wire.send(_head("HEAD", path))
+        await wire.send(head("HEAD", path))
         status, fields = await wire.head()
         assert status == 200
         assert int(fields["content-length"]) > 0
         assert "connection" not in fields
     # No body followed: the next answer starts where it should.
-    await wire.send(_post(to_json(ask("a"))))
+    await wire.send(post(to_json(ask("a"))))
     assert (await wire.whole())[0] == 200
-    await wire.send(_post(to_json(ask("a", stream=True))))
+    await wire.send(post(to_json(ask("a", stream=True))))
     status, fields, body = await wire.whole()
     assert (status, fields["transfer-encoding"]) == (200, "chunked")
     assert body.endswith(b"data: [DONE]\n\n")
-    await wire.send(_post(b"{"))
+    await wire.send(post(b"{"))
     status, fields, _ = await wire.whole()
     assert status == 400
     assert "connection" not in fields
-    await wire.send(_head("HEAD", "/nowhere"))
+    await wire.send(head("HEAD", "/nowhere"))
     assert (await wire.head())[0] == 404
-    await wire.send(_head("GET", "/health/live", "connection: close"))
+    await wire.send(head("GET", "/health/live", "connection: close"))
     assert (await wire.whole())[1]["connection"] == "close"
     assert await wire.closed()
     await wire.hang_up()
@@ -194,12 +138,12 @@ async def test_broken_stream_is_well_formed_on_the_wire(served: tuple[Rig, str, 
     rig, _, port = served
     rig.engine.inject(Fault("break", after_chunks=3))
     wire = await Wire.open(port)
-    await wire.send(_post(to_json(ask("a", stream=True))))
+    await wire.send(post(to_json(ask("a", stream=True))))
     status, _, body = await wire.whole()
     assert status == 200
     assert b'"error"' in body
     assert body.endswith(b"data: [DONE]\n\n")
-    await wire.send(_head("GET", "/health/live"))
+    await wire.send(head("GET", "/health/live"))
     assert (await wire.whole())[0] == 200
     await wire.hang_up()
     assert await rig.outcomes() == {"failed": 1}
@@ -209,7 +153,7 @@ async def test_expect_continue(served: tuple[Rig, str, int]) -> None:
     _, _, port = served
     body = to_json(ask("a"))
     wire = await Wire.open(port)
-    await wire.send(_post(body, "expect: 100-continue")[: -len(body)])
+    await wire.send(post(body, "expect: 100-continue")[: -len(body)])
     assert (await wire.head())[0] == 100
     await wire.send(body)
     assert (await wire.whole())[0] == 200
@@ -217,7 +161,7 @@ async def test_expect_continue(served: tuple[Rig, str, int]) -> None:
     # A body that would be refused is not asked for.
     wire = await Wire.open(port)
     length = "content-length: 99999999"
-    await wire.send(_head("POST", CHAT, "content-type: application/json", length, "expect: 100-continue"))
+    await wire.send(head("POST", CHAT, "content-type: application/json", length, "expect: 100-continue"))
     status, fields, _ = await wire.whole()
     assert (status, fields["connection"]) == (413, "close")
     await wire.hang_up()
@@ -231,9 +175,9 @@ async def test_too_large_is_answered_while_the_client_still_sends(served: tuple[
     piece = b"x" * 65_536
     kind = "content-type: application/json"
     if framing == "length":
-        await wire.send(_head("POST", CHAT, kind, f"content-length: {100 * len(piece)}"))
+        await wire.send(head("POST", CHAT, kind, f"content-length: {100 * len(piece)}"))
     else:
-        await wire.send(_head("POST", CHAT, kind, "transfer-encoding: chunked"))
+        await wire.send(head("POST", CHAT, kind, "transfer-encoding: chunked"))
         piece = b"%x\r\n%b\r\n" % (len(piece), piece)
     for _ in range(100):
         await wire.send(piece)
@@ -253,7 +197,7 @@ async def test_too_large_is_answered_while_the_client_still_sends(served: tuple[
 async def test_a_client_that_leaves(served: tuple[Rig, str, int], how: str, moment: str) -> None:
     rig, _, port = served
     wire = await Wire.open(port)
-    request = _post(to_json(ask("a", stream=True, max_tokens=100_000)))
+    request = post(to_json(ask("a", stream=True, max_tokens=100_000)))
     cut = {"head": request.index(b"\r\n\r\n") + 4, "half a body": len(request) - 5}.get(moment, len(request))
     if moment == "body":
         rig.engine.inject(Fault("hang"))
@@ -270,7 +214,7 @@ async def test_a_client_that_leaves(served: tuple[Rig, str, int], how: str, mome
     await rig.idle()
     assert await rig.outcomes() == {"aborted": 1}
     other = await Wire.open(port)
-    await other.send(_post(to_json(ask("a"))))
+    await other.send(post(to_json(ask("a"))))
     assert (await other.whole())[0] == 200
     await other.hang_up()
 
@@ -279,7 +223,7 @@ async def test_a_client_that_leaves_on_the_end_mark(served: tuple[Rig, str, int]
     rig, _, port = served
     for number in range(20):
         wire = await Wire.open(port)
-        await wire.send(_post(to_json(ask(f"{number}", stream=True, max_tokens=1))))
+        await wire.send(post(to_json(ask(f"{number}", stream=True, max_tokens=1))))
         await wire.reader.readuntil(b"data: [DONE]\n\n")
         await wire.reset()
     await rig.idle()
@@ -292,7 +236,7 @@ async def test_errors_on_the_wire_keep_their_outcome(served: tuple[Rig, str, int
     wire = await Wire.open(port)
     for _ in range(10):
         rig.engine.inject(Fault("error", status=400))
-        await wire.send(_post(to_json(ask("a"))))
+        await wire.send(post(to_json(ask("a"))))
         assert (await wire.whole())[0] == 400
     await wire.hang_up()
     assert await rig.outcomes() == {"refused": 10}
@@ -301,7 +245,7 @@ async def test_errors_on_the_wire_keep_their_outcome(served: tuple[Rig, str, int
 async def test_header_injection(served: tuple[Rig, str, int]) -> None:
     _, _, port = served
     wire = await Wire.open(port)
-    await wire.send(_post(to_json(ask("a")), "x-request-id: a b%0d%0ac", "x-stillframe-conversation: é\tx"))
+    await wire.send(post(to_json(ask("a")), "x-request-id: a b%0d%0ac", "x-stillframe-conversation: é\tx"))
     status, fields, _ = await wire.whole()
     assert status == 200
     # Ours, not the client's: it names the request towards the engine, where two must not share a name.
@@ -313,6 +257,6 @@ async def test_header_injection(served: tuple[Rig, str, int]) -> None:
 async def test_pipelined_requests(served: tuple[Rig, str, int]) -> None:
     _, _, port = served
     wire = await Wire.open(port)
-    await wire.send(_post(to_json(ask("a"))) + _head("GET", "/health/live") + _post(b"{"))
+    await wire.send(post(to_json(ask("a"))) + head("GET", "/health/live") + post(b"{"))
     assert [(await wire.whole())[0] for _ in range(3)] == [200, 200, 400]
     await wire.hang_up()

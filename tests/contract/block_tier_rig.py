@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.base import BlockTierState
+from engine.events import followed
 from engine.vllm.embedded import VllmEngine
 from engine.vllm.options import VllmSettings
 from tests.contract.cases import user, words
@@ -102,14 +103,8 @@ async def started(checkpoint: Path, folder: Path, **options: Any) -> AsyncGenera
     engine = VllmEngine(VllmSettings(str(checkpoint), "demo", given, kv_cache_gib=1))
     await engine.start()
     try:
-        async with engine.events() as batches:
-            rig = TierRig(engine)
-            following = asyncio.create_task(rig.follow(batches))
-            try:
-                yield rig
-            finally:
-                following.cancel()
-                with suppress(asyncio.CancelledError):
-                    await following
+        rig = TierRig(engine)
+        async with followed(engine, rig.follow):
+            yield rig
     finally:
         await engine.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from engine.base import BlockStored, ChatRequest, EncoderEvent, EngineEvent, EventBatch, ImagePoolState, ImageReuse
+from engine.events import followed
 from engine.vllm.embedded import VllmEngine
 from engine.vllm.options import VllmSettings
 from tests.contract.cases import Picture
@@ -185,14 +186,8 @@ async def started(checkpoint: Path, image_kv: Mapping[str, Any], **options: Any)
     engine = VllmEngine(VllmSettings(str(checkpoint), "demo", given, kv_cache_gib=1))
     await engine.start()
     try:
-        async with engine.events() as batches:
-            rig = Rig(engine)
-            following = asyncio.create_task(rig.follow(batches))
-            try:
-                yield rig
-            finally:
-                following.cancel()
-                with suppress(asyncio.CancelledError):
-                    await following
+        rig = Rig(engine)
+        async with followed(engine, rig.follow):
+            yield rig
     finally:
         await engine.stop()

@@ -34,8 +34,9 @@ class Agent:
     messages: list[Any] = field(default_factory=list[Any])
     conversation: str = ""
 
-    async def step(self, *, edit: str | None = None) -> None:
-        """Ask with one more screenshot; `edit` changes the first message, as a client may."""
+    async def step(self, *, edit: str | None = None, reuse: str | None = None) -> None:
+        """Ask with one more screenshot; `edit` changes the first message, as a client may. `reuse` is what it allows of
+        approximate KV of images."""
         if not self.messages:
             self.messages.append({"role": "system", "content": "Use the desktop with care. " * 60})
         number = len(self.messages)
@@ -44,7 +45,8 @@ class Agent:
         self.messages.append(user(text(f"Step {number}: what is next?"), screenshot(number)))
         body = {"model": self.model, "messages": self.messages, "max_tokens": 12}
         async with httpx.AsyncClient(timeout=30) as client:
-            answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
+            headers = {"x-stillframe-reuse": reuse} if reuse else {}
+            answer = await client.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200, answer.text
         self.conversation = answer.headers["x-stillframe-conversation"]
         self.messages.append(answer.json()["choices"][0]["message"])

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from engine.base import ImagePoolState
 from engine.fake import FakeConfig
+from tests.api.pool_rig import PoolEngine
 from tests.api.rig import WatchedEngine, serving
 from tests.e2e.dashboard_chats import Agent
 
@@ -64,8 +66,13 @@ async def faults(page: Page) -> list[str]:
 
 
 async def opened(page: Page, url: str, view: str = "overview") -> None:
+    """Go to a view, and wait until it is there. By a locator: a handle would keep what it is of alive in the page."""
     await page.goto(f"{url}/dashboard/#/{view}")
-    await page.wait_for_selector(".arrived")
+    # A view that stood there before has arrived, too.
+    name = view.partition("?")[0]
+    tab = {"conversation": "conversations", "image": "images"}.get(name, name)
+    await page.locator(f"#views a[aria-current][data-view='{tab}']").wait_for()
+    await page.locator(".arrived").wait_for()
 
 
 async def test_figures_change_without_a_reload(tmp_path: Path) -> None:
@@ -200,6 +207,33 @@ async def test_no_view_has_a_serious_fault_of_accessibility(tmp_path: Path, them
             await page.wait_for_timeout(250)
             found[view.partition("?")[0]] = await faults(page)
         assert {view: some for view, some in found.items() if some} == {}
+
+
+async def test_what_was_loaded_and_the_pool_are_shown_where_there_is_one(tmp_path: Path) -> None:
+    engine = PoolEngine(FakeConfig(block_tokens=64), loads=20)
+    async with serving(tmp_path, engine, {"REUSE_HEADER": "true"}) as (_, host, port), looking("dark") as page:
+        url = f"http://{host}:{port}"
+        await Agent(url).step()
+        await opened(page, url)
+        keys = page.get_by_role("region", name="Over time").get_by_role("listitem")
+        assert await keys.all_inner_texts() == ["read", "write", "uncached"]
+        await opened(page, url, "images")
+        pool = page.get_by_role("region", name="Pool of images' KV").first
+        assert not await pool.is_visible()
+        agent = Agent(url, messages=[{"role": "system", "content": "Another desktop. " * 60}])
+        await agent.step(reuse="0.05")
+        engine.say(ImagePoolState(memory_entries=3, memory_bytes=2 * 1024**3, memory_hits=41, misses=1, held_entries=2))
+        await pool.get_by_text("1 miss: images").wait_for()
+        cells = pool.get_by_role("row").nth(1).get_by_role("cell")
+        assert await cells.all_inner_texts() == ["3", "2.0 GiB", "", "41", "0", "0"]
+        assert await faults(page) == []
+        await opened(page, url)
+        await keys.filter(has_text="loaded").wait_for()
+        assert await keys.all_inner_texts() == ["read", "loaded", "write", "uncached"]
+        await opened(page, url, f"conversation?tenant=default&id={agent.conversation}")
+        turns = page.get_by_role("region", name="Turns")
+        await turns.get_by_role("img", name=re.compile(r"[\d,]+ read, [\d,]+ loaded, [\d,]+ write")).wait_for()
+        assert await faults(page) == []
 
 
 @pytest.mark.parametrize("view", ["overview", "conversations", "images", "policy"])

@@ -2,13 +2,14 @@
 import { card, empty, fill, h, table } from "./dom.js";
 import { ask } from "./api.js";
 import { CAUSES, UNKNOWN, ago, count, known, percent, plural, seconds, time, words } from "./format.js";
-import { cause, facts, imageName, legend, link, picture, place, reported, shortName, tokenBar } from "./parts.js";
+import { cause, facts, imageName, legend, link, partsOf, picture, place, reported, shortName, told, tokenBar } from "./parts.js";
 
 // So many are kept at most where older ones were asked for; then the list begins anew.
 const MOST = 500;
 
 export function conversations(context) {
-  const list = card("Conversations", null, { class: "full", beside: legend() });
+  const keys = legend();
+  const list = card("Conversations", null, { class: "full", beside: keys });
   const more = h("button", { type: "button", class: "button" }, "Show older ones");
   const rest = h("div", { class: "more" }, more);
   const find = h("input", { type: "search", id: "find", placeholder: "Part of a conversation's id", value: context.parameters.find ?? "", autocomplete: "off", spellcheck: "false", "data-key": "find" });
@@ -22,6 +23,7 @@ export function conversations(context) {
   };
   const draw = () => {
     const rows = [...first, ...older];
+    told(keys, partsOf(rows));
     fill(list.body, rows.length ? listed(rows, context) : context.parameters.find
       ? empty("No conversation has this in its id.", "Ids stand in the response header x-stillframe-conversation.")
       : empty("No conversations yet.", "Each chat belongs to one; it shows here about a second after its end."));
@@ -74,11 +76,14 @@ function listed(all, context) {
 export function conversation(context) {
   const { tenant, id } = context.parameters;
   const head = h("div", { class: "page-head" });
-  const turns = card("Turns", "Each bar is a prompt. The mark shows where it stopped matching what was sent before.", { class: "full", beside: legend([
-    { name: "read", class: "read" }, { name: "write", class: "write" }, { name: "uncached", class: "uncached" }, { name: "break", class: "break-key" }]) });
+  const keys = legend();
+  const turns = card("Turns", "Each bar is a prompt. The mark shows where it stopped matching what was sent before.", { class: "full", beside: keys });
   const open = new Set();
   let data = null;
-  const draw = () => fill(turns.body, turnTable(data, context, open, draw));
+  const draw = () => {
+    told(keys, [...partsOf(data.turns), { name: "break", class: "break-key" }]);
+    fill(turns.body, turnTable(data, context, open, draw));
+  };
   return {
     title: `Conversation ${shortName(id ?? "")}`,
     filters: [],
@@ -97,7 +102,7 @@ function drawHead(element, data, context) {
   const sum = (key) => data.turns.reduce((all, turn) => all + (known(turn.read_tokens) ? turn[key] ?? 0 : 0), 0);
   const prompt = sum("prompt_tokens"), read = sum("read_tokens"), last = data.turns.at(-1);
   // Of a conversation of which the engine reported nothing, nothing is known.
-  const told = (value) => (data.turns.some((turn) => known(turn.read_tokens)) ? `${count(value)} tokens` : UNKNOWN);
+  const tokens = (value) => (data.turns.some((turn) => known(turn.read_tokens)) ? `${count(value)} tokens` : UNKNOWN);
   const policies = [...new Set(data.turns.map((turn) => `${turn.policy} ${turn.policy_version}`))];
   const kv = data.kv;
   fill(element,
@@ -105,8 +110,9 @@ function drawHead(element, data, context) {
     h("h1", {}, "Conversation ", h("code", { class: "id" }, data.conversation)),
     facts([
       ["Read", percent(prompt ? read / prompt : null)],
-      ["Not read", told(prompt - read), "write and uncached"],
-      ["Lost", told(sum("lost_tokens")), "sent before, not read"],
+      sum("loaded_tokens") ? ["Loaded", tokens(sum("loaded_tokens")), "of images: from the pool of their KV"] : null,
+      ["Not read", tokens(prompt - read - sum("loaded_tokens")), "write and uncached"],
+      ["Lost", tokens(sum("lost_tokens")), "sent before, not read"],
       ["Turns", count(data.turns.length)],
       ["Policy", policies.join(", ")],
       ["Model", [...new Set(data.turns.map((turn) => turn.model))].join(", ")],
@@ -148,10 +154,13 @@ function detail(turn, data, context) {
     ? link(context, "image", { tenant: data.tenant, id: turn.evicted_image }, h("code", {}, imageName(turn.evicted_image))) : null;
   const before = data.turns[data.turns.indexOf(turn) - 1];
   const models = turn.cause === "salt" && before && before.model !== turn.model ? [" The turn before asked for ", h("code", {}, before.model), ", this one for ", h("code", {}, turn.model), "."] : null;
+  const allowed = turn.cause === "salt" && known(turn.break_message) ? ` The ${turn.actor === "client" ? "client's header" : "policy"} allowed other KV of images than for the turn before; the engine keeps these apart.` : null;
   return h("div", { class: "turn-detail" },
-    turn.cause ? h("p", {}, h("strong", {}, words(turn.cause)), turn.actor ? ` (${turn.actor})` : "", ": ", CAUSES[turn.cause] ?? "", place(turn) ? h("span", {}, " At ", h("code", {}, place(turn)), ".") : null, models) : h("p", {}, "Everything that was sent before was read."),
+    turn.cause ? h("p", {}, h("strong", {}, words(turn.cause)), turn.actor ? ` (${turn.actor})` : "", ": ", CAUSES[turn.cause] ?? "", place(turn) ? h("span", {}, " At ", h("code", {}, place(turn)), ".") : null, models, allowed) : h("p", {}, "Everything that was sent before was read."),
     facts([
-      ["Read", `${count(turn.read_tokens)} tokens`], ["Write", `${count(turn.write_tokens)} tokens${turn.write_derived ? " (derived)" : ""}`], ["Uncached", `${count(turn.uncached_tokens)} tokens`],
+      ["Read", `${count(turn.read_tokens)} tokens`],
+      known(turn.loaded_tokens) ? ["Loaded", `${count(turn.loaded_tokens)} tokens`, "Of images: from the pool of their KV, and not computed"] : null,
+      ["Write", `${count(turn.write_tokens)} tokens${turn.write_derived ? " (derived)" : ""}`], ["Uncached", `${count(turn.uncached_tokens)} tokens`],
       ["Expected read", known(turn.expected_read) ? `${count(turn.expected_read)} tokens` : UNKNOWN, "What the turn before and the cache would have allowed"],
       ["Lost", known(turn.lost_tokens) ? `${count(turn.lost_tokens)} tokens` : UNKNOWN],
       known(turn.break_token) ? ["Break at token", count(turn.break_token)] : null,

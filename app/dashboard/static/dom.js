@@ -62,10 +62,10 @@ let cards = 0;
 export function values(caption, columns) {
   const body = h("div");
   const element = h("details", { class: "values" }, h("summary", {}, "Values as a table"), body);
-  let rows = [];
-  const draw = () => fill(body, element.open ? table(caption, columns, rows) : null);
+  let rows = [], shown = columns;
+  const draw = () => fill(body, element.open ? table(caption, shown, rows) : null);
   element.addEventListener("toggle", draw);
-  return { element, update(now) { rows = now; if (element.open) draw(); } };
+  return { element, update(now, as = columns) { rows = now; shown = as; if (element.open) draw(); } };
 }
 
 export function empty(title, ...words) {

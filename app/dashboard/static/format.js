@@ -19,7 +19,7 @@ export function seconds(value) {
 
 export function bytes(value) {
   if (!known(value)) return UNKNOWN;
-  return value < 1024 ? `${value} B` : value < 1024 ** 2 ? `${(value / 1024).toFixed(0)} KiB` : `${(value / 1024 ** 2).toFixed(1)} MiB`;
+  return value < 1024 ? `${value} B` : value < 1024 ** 2 ? `${(value / 1024).toFixed(0)} KiB` : value < 1024 ** 3 ? `${(value / 1024 ** 2).toFixed(1)} MiB` : `${(value / 1024 ** 3).toFixed(1)} GiB`;
 }
 
 /** A count in short, the whole of it as its title. */
@@ -64,7 +64,7 @@ export const CAUSES = {
   summary: "The policy put a summary in place of history.",
   engine_eviction: "The engine had evicted the blocks for want of room.",
   template: "The chat template does not only append.",
-  salt: "Another salt, model or upstream than before.",
+  salt: "Another salt, model or upstream than before, or other KV of images allowed.",
   below_block: "Too short: less than one block of the cache.",
   engine_unreported: "The engine did not say what it read.",
 };

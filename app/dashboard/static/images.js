@@ -2,11 +2,14 @@
 import { card, empty, fill, h, table } from "./dom.js";
 import { bytes, count, known, plural, time } from "./format.js";
 import { facts, imageName, link, picture, shortName } from "./parts.js";
+import { pool, tiers } from "./stores.js";
 
 const PAGE = 48, MOST = 960;
 
 export function images(context) {
   const kv = card("In the engine's KV cache", "By what its tokens are, of all tenants. Evicted: since the gateway started.", { class: "full" });
+  const kept = card("Pool of images' KV", "What may be loaded where an image stands elsewhere, of all tenants. Counts: since the engine started.", { class: "full" });
+  const below = card("Tiers below the KV cache", "Blocks that left it and can be read back, of all tenants. Counts: since the engine started.", { class: "full" });
   const list = card("Images", "The latest first. One image is one set of pixels, whatever file it came in.", { class: "full" });
   const more = h("button", { type: "button", class: "button" }, "Show older ones");
   const rest = h("div", { class: "more" }, more);
@@ -18,7 +21,7 @@ export function images(context) {
   return {
     title: "Images",
     filters: ["tenant"],
-    element: h("div", {}, h("h1", { class: "unseen" }, "Images"), search, kv.element, list.element, rest),
+    element: h("div", {}, h("h1", { class: "unseen" }, "Images"), search, kv.element, kept.element, below.element, list.element, rest),
     ask: () => ["images", { ...context.filters(["tenant"]), find: context.parameters.find, limit: limit > PAGE ? limit : "" }],
     update(data) {
       fill(list.body, data.images.length ? h("ul", { class: "gallery" }, data.images.map((one) => tile(one, context))) : context.parameters.find
@@ -26,6 +29,10 @@ export function images(context) {
         : empty("No images yet.", "Images of chats show here about a second after the turn's end."));
       kv.element.hidden = !known(data.kv);
       if (known(data.kv)) fill(kv.body, modalities(data.kv));
+      kept.element.hidden = !known(data.pool);
+      if (known(data.pool)) fill(kept.body, pool(data.pool));
+      below.element.hidden = !known(data.tiers);
+      if (known(data.tiers)) fill(below.body, tiers(data.tiers));
       rest.hidden = !data.has_more || limit >= MOST;
     },
     said: (data) => `${plural(data.images.length, "image")} shown.`,
@@ -40,7 +47,7 @@ function modalities(kv) {
     { name: "Tokens", number: true, cell: (one) => known(one.tokens[0]) ? count(one.tokens[0]) : "" },
     { name: "Evicted", number: true, cell: (one) => known(one.tokens[1]) ? count(one.tokens[1]) : "" },
     { name: "Blocks", number: true, cell: (one) => count(one.blocks[0]) },
-    { name: "Evicted blocks", number: true, class: "fold", cell: (one) => count(one.blocks[1]) },
+    { name: "Evicted blocks", number: true, class: "number fold", cell: (one) => count(one.blocks[1]) },
   ], [row("images", "image"), row("text", "text"), row("both", "mixed")]);
 }
 

@@ -1,7 +1,7 @@
 // Now and over time.
 import { card, empty, fill, h, table, values } from "./dom.js";
 import { CAUSES, UNKNOWN, brief, clock, count, day, figure, known, percent, plural, seconds, time, utc, words } from "./format.js";
-import { PARTS, imageName, legend, link, reported, shortName, tokenBar } from "./parts.js";
+import { imageName, legend, link, partsOf, reported, shortName, told, tokenBar } from "./parts.js";
 import { Plot } from "./plot.js";
 
 const OUTCOMES = [
@@ -11,12 +11,13 @@ const OUTCOMES = [
 export function overview(context) {
   const hero = h("section", { class: "card hero", "aria-label": "Prompt tokens in this time" });
   const tiles = h("ul", { class: "tiles", "aria-label": "Figures of this time" });
-  const over = card("Over time", null, { class: "full", beside: legend() });
+  const keys = legend();
+  const over = card("Over time", null, { class: "full", beside: keys });
   const course = new Plot("Prompt tokens, evictions, first tokens and requests over time");
-  const courseValues = values("Over time", timeColumns());
+  const courseValues = values("Over time", timeColumns([]));
   const byTurn = card("By turn of the conversation", "Mean of a request. A history that is never rewritten reads more with every turn.");
   const turns = new Plot("Prompt tokens by turn, mean of a request");
-  const turnValues = values("By turn", turnColumns());
+  const turnValues = values("By turn", turnColumns([]));
   const causes = card("Why less was read than was sent before", "Ranked by lost tokens: sent before, not read now.");
   const shares = card("Requests by the share of their prompt that was read");
   const marks = card("Latest evictions", "By the policy: images left the history. By the engine: a turn paid for blocks that had gone.");
@@ -33,11 +34,12 @@ export function overview(context) {
       const quiet = data.totals.requests === 0;
       fill(none, quiet ? noTurns(context) : null);
       for (const part of [byTurn, causes, shares, marks]) part.element.hidden = quiet;
+      told(keys, partsOf(data.over_time));
       drawHero(hero, data);
       drawTiles(tiles, data, context);
       drawCourse(course, courseValues, data);
       drawTurns(turns, data.by_turn);
-      turnValues.update(data.by_turn.map(reported));
+      turnValues.update(data.by_turn.map(reported), turnColumns(data.by_turn));
       fill(causes.body, causesTable(data.causes, data.totals));
       fill(shares.body, sharesTable(data.read_shares));
       fill(marks.body, marksTable(data.evictions.marks, context));
@@ -63,7 +65,7 @@ function drawHero(element, { totals: sums, before: earlier }) {
     h("div", { class: "hero-figures" },
       h("div", {}, h("p", { class: "label" }, "Read, weighted by tokens"), h("p", { class: "huge" }, percent(totals.read_ratio)), h("p", { class: "soft" }, change(totals.read_ratio, before.read_ratio, "points"))),
       h("div", {}, h("p", { class: "label" }, "Not read: write and uncached"), h("p", { class: "huge" }, count(totals.computed_tokens)), h("p", { class: "soft" }, change(totals.computed_tokens, before.computed_tokens))),
-      h("dl", { class: "parts" }, PARTS.map((one) => h("div", {}, h("dt", {}, h("i", { class: `key ${one.class}`, "aria-hidden": "true" }), one.name), h("dd", {}, count(totals[one.key])))))),
+      h("dl", { class: "parts" }, partsOf([totals]).map((one) => h("div", {}, h("dt", {}, h("i", { class: `key ${one.class}`, "aria-hidden": "true" }), one.name), h("dd", {}, count(totals[one.key])))))),
     tokenBar(totals, whole),
     totals.derived_write_tokens ? h("p", { class: "note" }, `${count(totals.derived_write_tokens)} of the written tokens are derived: the engine does not report them.`) : null,
     totals.unreported ? h("p", { class: "note" }, `Of ${plural(totals.unreported, totals.reported ? "more request" : "request")} the engine did not say what it read; they are in no figure of tokens.`) : null);
@@ -111,7 +113,7 @@ function spread(window, rows, key, name = null) {
 function drawCourse(plot, table, { window, totals, over_time: sums, evictions, outcomes }) {
   const rows = sums.map(reported);
   const starts = places(window), long = window.bin_seconds >= 86400, precise = window.bin_seconds < 60;
-  const tokens = PARTS.map((one) => ({ name: one.name, class: one.class, values: spread(window, rows, one.key) }));
+  const tokens = partsOf(rows).map((one) => ({ name: one.name, class: one.class, values: spread(window, rows, one.key) }));
   const middle = spread(window, rows, "first_token_p50"), high = spread(window, rows, "first_token_p95"), mean = spread(window, rows, "first_token_seconds");
   const exact = middle.some(known);
   const latency = exact
@@ -138,7 +140,7 @@ function drawCourse(plot, table, { window, totals, over_time: sums, evictions, o
       return { title: long ? `${day(from)}${window.bin_seconds > 86400 ? ` to ${day(to - 1)}` : ""}` : `${day(from)}, ${clock(from, precise)} to ${clock(to, precise)}`, rows: told.length ? told : [{ name: "no turns", value: "" }] };
     },
   });
-  table.update(rows.map((row) => ({ ...row, long })).reverse());
+  table.update(rows.map((row) => ({ ...row, long })).reverse(), timeColumns(rows));
 }
 
 function ticksOf(starts, length) {
@@ -150,7 +152,7 @@ function ticksOf(starts, length) {
 
 function drawTurns(plot, rows) {
   const mean = (row, key) => (row.reported ? row[key] / row.reported : row.unreported ? null : 0);
-  const series = PARTS.map((one) => ({ name: one.name, class: one.class, values: rows.map((row) => mean(row, one.key)) }));
+  const series = partsOf(rows).map((one) => ({ name: one.name, class: one.class, values: rows.map((row) => mean(row, one.key)) }));
   plot.update({
     labels: rows.map((row) => `turn ${row.turn}`),
     ticks: rows.map((row, at) => ({ at, text: row.turn })),
@@ -194,22 +196,22 @@ function marksTable(rows, context) {
   ], rows.slice(0, 8));
 }
 
-function timeColumns() {
+function timeColumns(rows) {
   return [
     { name: "From", cell: (row) => h("span", { title: utc(row.start) }, row.long ? day(row.start) : `${day(row.start)}, ${clock(row.start)}`) },
     { name: "Requests", number: true, cell: (row) => count(row.requests) },
-    ...tokenColumns(),
+    ...tokenColumns(rows),
     { name: "First token", number: true, cell: (row) => seconds(row.first_token_p50 ?? row.first_token_seconds) },
   ];
 }
 
-function turnColumns() {
-  return [{ name: "Turn", cell: (row) => row.turn }, { name: "Requests", number: true, cell: (row) => count(row.requests) }, ...tokenColumns()];
+function turnColumns(rows) {
+  return [{ name: "Turn", cell: (row) => row.turn }, { name: "Requests", number: true, cell: (row) => count(row.requests) }, ...tokenColumns(rows)];
 }
 
-function tokenColumns() {
+function tokenColumns(rows) {
   return [
-    ...PARTS.map((one) => ({ name: one.name, number: true, cell: (row) => count(row[one.key]) })),
+    ...partsOf(rows).map((one) => ({ name: one.name, number: true, cell: (row) => count(row[one.key]) })),
     { name: "Read", number: true, cell: (row) => percent(row.read_ratio) },
     { name: "Lost", number: true, cell: (row) => count(row.lost_tokens) },
   ];

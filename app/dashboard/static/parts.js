@@ -1,25 +1,32 @@
 // Pieces that several views show.
 import { thumbnail } from "./api.js";
-import { h } from "./dom.js";
+import { fill, h } from "./dom.js";
 import { CAUSES, count, cut, known, percent, words } from "./format.js";
 
 export const PARTS = [
   { name: "read", class: "read", key: "read_tokens", title: "came from the prefix cache" },
-  { name: "write", class: "write", key: "write_tokens", title: "computed, and put there" },
+  { name: "loaded", class: "loaded", key: "loaded_tokens", title: "of images: came from the pool of their KV" },
+  { name: "write", class: "write", key: "write_tokens", title: "computed, and put in the prefix cache" },
   { name: "uncached", class: "uncached", key: "uncached_tokens", title: "computed, and not put there" },
 ];
 
-export function legend(parts = PARTS) {
-  return h("ul", { class: "legend" }, parts.map((one) => h("li", { title: one.title }, h("i", { class: `key ${one.class}`, "aria-hidden": "true" }), one.name)));
+/** The parts that there are in these sums or turns: where images' KV is not kept, nothing is ever loaded. */
+export const partsOf = (rows) => PARTS.filter((one) => one.name !== "loaded" || rows.some((row) => row.loaded_tokens > 0));
+
+export function legend(parts = partsOf([])) {
+  return told(h("ul", { class: "legend" }), parts);
 }
 
+/** Another legend in the place of one. */
+export const told = (element, parts) => fill(element, parts.map((one) => h("li", { title: one.title }, h("i", { class: `key ${one.class}`, "aria-hidden": "true" }), one.name)));
+
 /** Sums of which the engine reported nothing are not known, and not 0. */
-export const reported = (sums) => (sums.reported || !sums.unreported ? sums : { ...sums, read_tokens: null, write_tokens: null, uncached_tokens: null, computed_tokens: null, lost_tokens: null, prompt_tokens: null });
+export const reported = (sums) => (sums.reported || !sums.unreported ? sums : { ...sums, read_tokens: null, loaded_tokens: null, write_tokens: null, uncached_tokens: null, computed_tokens: null, lost_tokens: null, prompt_tokens: null });
 
 /** A prompt as a bar of its parts; `scale` is the number of tokens of a bar of full length. */
 export function tokenBar(of, scale, place = null) {
   const whole = PARTS.reduce((sum, one) => sum + (of[one.key] ?? 0), 0);
-  const said = PARTS.map((one) => `${count(of[one.key])} ${one.name}`).join(", ");
+  const said = partsOf([of]).map((one) => `${count(of[one.key])} ${one.name}`).join(", ");
   const bar = h("div", { class: "tokens", role: "img", "aria-label": known(of.read_tokens) ? said : "not reported", title: known(of.read_tokens) ? said : "The engine did not report it." });
   if (!known(of.read_tokens)) {
     const length = of.prompt_tokens ? Math.max(0.5, (100 * of.prompt_tokens) / scale) : 100;

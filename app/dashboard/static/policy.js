@@ -2,7 +2,7 @@
 import { ask, tell } from "./api.js";
 import { card, empty, fill, h, table } from "./dom.js";
 import { count, known, percent, plural, seconds, time, words } from "./format.js";
-import { facts, legend, tokenBar } from "./parts.js";
+import { facts, legend, partsOf, told, tokenBar } from "./parts.js";
 
 const LIMITS = [
   "Clients are taken to send what they sent, whatever they would have been answered.",
@@ -15,7 +15,8 @@ const LIMITS = [
 export function policy(context) {
   const force = card("In force");
   const what = card("What others would have cost", "The latest recorded turns, planned anew under each policy by the gateway's own planner.", { class: "full" });
-  const spent = card("What turns under each policy did cost", "Measured by the engine, in the chosen time.", { class: "full", beside: legend() });
+  const keys = legend();
+  const spent = card("What turns under each policy did cost", "Measured by the engine, in the chosen time.", { class: "full", beside: keys });
   const start = h("button", { type: "button", class: "button primary", "data-key": "replay" }, "Replay recorded turns");
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Progress of the replay" });
   const state = h("div", { class: "replay-state", role: "status" });
@@ -67,6 +68,7 @@ export function policy(context) {
       const isFirst = inForce === null;
       inForce = data.default.name;
       drawForce(force.body, data);
+      told(keys, partsOf(data.policies));
       fill(spent.body, measured(data));
       if (isFirst) look();
     },
@@ -152,7 +154,7 @@ function measured(data) {
 
 function mean(row) {
   const each = (value) => value / Math.max(1, row.reported);
-  return row.reported ? { read_tokens: each(row.read_tokens), write_tokens: each(row.write_tokens), uncached_tokens: each(row.uncached_tokens), prompt_tokens: each(row.prompt_tokens) } : { read_tokens: null };
+  return row.reported ? { read_tokens: each(row.read_tokens), loaded_tokens: each(row.loaded_tokens), write_tokens: each(row.write_tokens), uncached_tokens: each(row.uncached_tokens), prompt_tokens: each(row.prompt_tokens) } : { read_tokens: null };
 }
 
 function interval(found) {

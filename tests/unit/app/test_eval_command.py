@@ -11,6 +11,7 @@ from app.cli import main
 from engine.demo_model import bundled_folder
 from engine.demo_model.evaluate import weights_digest
 from engine.reference.profile import read_profile
+from metrics.eval.base import MEANINGS, METHODS
 
 FEW = ["--questions", "1", "--ratios", "0.1", "--donors", "reordered", "--timed", "0"]
 
@@ -43,6 +44,19 @@ def test_rows_go_to_standard_output_alone_where_asked(capsys: pytest.CaptureFixt
     assert status == 0
     assert [row["method"] for row in json.loads(out)["rows"]] == ["full"]
     assert "Reuse of image KV" in error
+    # How far it is, although nobody sees a terminal.
+    assert "eval: questions are drawn\nquestion 1 of 2, 1 ways each\n" in error
+
+
+def test_the_help_says_in_a_line_what_each_method_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    status, out, _ = run(capsys, "--help")
+    assert status == 0
+    words = " ".join(out.partition("methods, which take")[2].split())
+    assert [method for method in METHODS if f"{method} {MEANINGS[method]}" not in words] == []
+    assert max(map(len, out.splitlines())) <= 90
 
 
 def test_a_profile_is_measured_and_then_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,13 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from context.errors import ConfigError
 from engine.vllm.block_tiers.files import BlockFiles
+from tests.unit.engine.damage import Damage, append, cut, flip, link, pipe
 
 BLOCK, HEADER = 4096, 84
 FILE = BLOCK + HEADER
@@ -76,25 +76,6 @@ def test_another_model_finds_nothing_and_what_it_writes_counts_too(files: BlockF
     assert read(reopened(other, folder), 1) is None
 
 
-def _flip(at: int) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        content = bytearray(path.read_bytes())
-        content[at] ^= 4
-        path.write_bytes(content)
-
-    return damage
-
-
-def _link(path: Path) -> None:
-    path.rename(path.with_suffix(".elsewhere"))
-    path.symlink_to(path.with_suffix(".elsewhere"))
-
-
-def _pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 def _renamed(path: Path) -> None:
     """Another block's file under this one's name."""
     other = BlockFiles(path.parent.parent / "other", ROOM, "model")
@@ -102,28 +83,28 @@ def _renamed(path: Path) -> None:
     shutil.copy(only_file(path.parent.parent / "other"), path)
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a bit of the magic": _flip(0),
-    "a bit of the version": _flip(8),
-    "a bit of the length": _flip(12),
-    "a bit of whose it is": _flip(30),
-    "a bit of the checksum": _flip(60),
-    "the first bit of the block": _flip(HEADER),
-    "the last bit of the block": _flip(-1),
-    "cut in the block": lambda path: os.truncate(path, FILE - 1),
-    "cut in the header": lambda path: os.truncate(path, 20),
-    "empty": lambda path: os.truncate(path, 0),
-    "longer than it says": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+DAMAGE: dict[str, Damage] = {
+    "a bit of the magic": flip(0),
+    "a bit of the version": flip(8),
+    "a bit of the length": flip(12),
+    "a bit of whose it is": flip(30),
+    "a bit of the checksum": flip(60),
+    "the first bit of the block": flip(HEADER),
+    "the last bit of the block": flip(-1),
+    "cut in the block": cut(FILE - 1),
+    "cut in the header": cut(20),
+    "empty": cut(0),
+    "longer than it says": append,
     "somebody else's text": lambda path: path.write_text("not a block"),
-    "a link": _link,
-    "a pipe": _pipe,
+    "a link": link,
+    "a pipe": pipe,
     "another block's": _renamed,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_what_is_not_the_block_that_its_name_says_is_removed_and_counted_and_never_served(
-    files: BlockFiles, folder: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+    files: BlockFiles, folder: Path, damage: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.write(key(1), block(1))
     path = only_file(folder)

@@ -19,6 +19,7 @@ import pytest
 from context.errors import ConfigError
 from engine.vllm.image_kv.entry import Layout
 from engine.vllm.image_kv.files import FileTier
+from tests.unit.engine.damage import Damage, append, cut, flip, link, pipe
 from tests.unit.engine.disk import refusing
 from tests.unit.engine.image_kv.entries import FILE_BYTES, LAYOUT, TOKENS, entry, file_of, key, same
 
@@ -41,24 +42,7 @@ def test_what_was_written_is_read_after_a_restart(tmp_path: Path) -> None:
     ]
 
 
-def _flip(at: int) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        content = bytearray(path.read_bytes())
-        content[at] ^= 4
-        path.write_bytes(content)
-
-    return damage
-
-
-def _cut(size: int) -> Callable[[Path], None]:
-    return lambda path: os.truncate(path, size)
-
-
-def _append(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def _header(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+def _header(change: Callable[[dict[str, object]], object]) -> Damage:
     """A header that says something else under a right checksum."""
 
     def rewrite(path: Path) -> None:
@@ -82,32 +66,22 @@ def _text(path: Path) -> None:
     path.write_text("not an entry")
 
 
-def _link(path: Path) -> None:
-    path.rename(path.with_suffix(".elsewhere"))
-    path.symlink_to(path.with_suffix(".elsewhere"))
-
-
-def _pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-DAMAGE: dict[str, Callable[[Path], None]] = {
-    "a bit of the magic": _flip(0),
-    "a bit of the header's length": _flip(12),
-    "a bit of the header's checksum": _flip(20),
-    "a bit of the header": _flip(60),
-    "the first bit of the memory": _flip(4096),
-    "the last bit of the memory": _flip(-1),
-    "cut in the memory": _cut(FILE_BYTES - 1),
-    "cut in the header": _cut(100),
-    "cut in the prefix": _cut(10),
-    "empty": _cut(0),
-    "longer than it says": _append,
+DAMAGE: dict[str, Damage] = {
+    "a bit of the magic": flip(0),
+    "a bit of the header's length": flip(12),
+    "a bit of the header's checksum": flip(20),
+    "a bit of the header": flip(60),
+    "the first bit of the memory": flip(4096),
+    "the last bit of the memory": flip(-1),
+    "cut in the memory": cut(FILE_BYTES - 1),
+    "cut in the header": cut(100),
+    "cut in the prefix": cut(10),
+    "empty": cut(0),
+    "longer than it says": append,
     "of another version": _version,
     "somebody else's text": _text,
-    "a link": _link,
-    "a pipe": _pipe,
+    "a link": link,
+    "a pipe": pipe,
     "another model's": _header(lambda fields: fields.update(fingerprint="e" * 64)),
     "another group's": _header(lambda fields: fields.update(group="e" * 64)),
     "another entry's": _header(lambda fields: fields.update(digest="e" * 64)),
@@ -132,7 +106,7 @@ def _dict(value: object) -> dict[str, object]:
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_file_that_is_not_sound_is_removed_and_never_served(
-    tmp_path: Path, damage: Callable[[Path], None], restarted: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, damage: Damage, restarted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = FileTier(tmp_path, ROOM)
     assert tier.write(key(1), entry(1))

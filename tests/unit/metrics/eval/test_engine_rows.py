@@ -57,7 +57,21 @@ def test_they_stand_in_a_table_of_their_own_and_in_the_json_where_the_engine_was
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(engine_table(rows))
     lines = [line.split() for line in console.export_text().splitlines()]
-    shown = ["0.200", "0.600", "100", "ms", "2.00", "0.667", "100.0", "[100-100]", "0.0", "[0-0]", "1.000"]
+    shown = [
+        "0.200",
+        "0.600",
+        "100",
+        "ms",
+        "2.00",
+        "(3",
+        "runs)",
+        "0.667",
+        "100.0",
+        "[100-100]",
+        "0.0",
+        "[0-0]",
+        "1.000",
+    ]
     assert ["head", "reordered", "0.05", *shown] in lines
     made = json.loads(json.dumps(as_json(Result([ROW], Findings([], []), rows), {})))
     assert [row["method"] for row in made["engine_rows"]] == [FULL, HEAD, PER_LAYER]

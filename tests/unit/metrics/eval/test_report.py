@@ -7,16 +7,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from rich.console import Console
+from rich.table import Table
 
 from engine.reference.profile import ReuseProfile
-from metrics.eval.base import FULL, HEAD, PREFIX, RANDOM, Interval, Row
+from metrics.eval.base import FULL, HEAD, MEANINGS, METHODS, PREFIX, RANDOM, EngineRow, Interval, Row
 from metrics.eval.findings import Comparison, Findings, Loss
 from metrics.eval.plot import plot
-from metrics.eval.report import as_json, profile_table, table, told
+from metrics.eval.report import as_json, engine_table, profile_table, table, told
 from metrics.eval.run import Result
 
+ROOT = Path(__file__).parents[4]
 ROW = Row(
     method=HEAD,
     ratio=0.05,
@@ -27,6 +30,7 @@ ROW = Row(
     computed_token_share=0.452,
     ttft_seconds=0.0123,
     speedup=2.345,
+    timed_questions=3,
     logit_mse=0.000012345678,
     kl=0.25,
     reply_kl=0.5,
@@ -39,6 +43,21 @@ ROW = Row(
     loss_multi_hop=None,
 )
 WHOLE = replace(ROW, method=FULL, ratio=None, donor=None, kl=0.0, reply_kl=0.0, ttft_seconds=None, speedup=None)
+ENGINE_ROW = EngineRow(
+    method=HEAD,
+    ratio=0.05,
+    donor="reordered",
+    questions=40,
+    computed_image_share=0.0561,
+    computed_token_share=0.452,
+    ttft_seconds=0.0123,
+    speedup=2.345,
+    timed_questions=40,
+    top1_agreement=0.875,
+    accuracy_single_hop=Interval(0.8125, 0.75, 0.9),
+    accuracy_multi_hop=None,
+    as_plain=1.0,
+)
 LOSS = Loss("reordered", "single_hop", 0.01, Interval(0.1, 0.05, 0.15), 0.5)
 COMPARISON = Comparison(HEAD, RANDOM, "reordered", 0.1, Interval(-0.02, -0.1, 0.05), None, Interval(0.01, 0, 0.02))
 
@@ -48,9 +67,68 @@ def test_a_table_has_a_line_for_each_way_and_cuts_no_figure() -> None:
     console.print(table([WHOLE, replace(ROW, method=PREFIX, ratio=None), ROW]))
     lines = [line.split() for line in console.export_text().splitlines()]
     assert ["full", "0.056", "0.452", "0", "1e-05", "0.875", "1.50/2.40", "81.2", "[75-90]"] in lines
-    shown = ["0.056", "0.452", "12", "ms", "2.35", "0.2500", "1e-05", "0.875", "1.50/2.40", "81.2", "[75-90]"]
+    shown = [
+        "0.056",
+        "0.452",
+        "12",
+        "ms",
+        "2.35",
+        "(3",
+        "runs)",
+        "0.2500",
+        "1e-05",
+        "0.875",
+        "1.50/2.40",
+        "81.2",
+        "[75-90]",
+    ]
     assert ["head", "reordered", "0.05", *shown] in lines
     assert ["prefix", "reordered", *shown] in lines
+
+
+def _shown(made: Table) -> list[str]:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(made)
+    return [line.strip() for line in console.export_text().splitlines()]
+
+
+@pytest.mark.parametrize(("runs", "shown"), [(1, "~2.35 (1 run)"), (2, "~2.35 (2 runs)"), (3, "2.35 (3 runs)")])
+def test_a_speed_up_says_how_many_runs_stand_behind_it_and_of_few_that_it_is_no_result(runs: int, shown: str) -> None:
+    row, of_engine = replace(ROW, timed_questions=runs), replace(ENGINE_ROW, timed_questions=runs)
+    for lines in (_shown(table([WHOLE, row])), _shown(engine_table([of_engine]))):
+        (line,) = [line for line in lines if line.startswith("head ")]
+        assert f"12 ms {shown} " in " ".join(line.split())
+        assert "with ~, from fewer than 3, it is indicative" in " ".join(lines)
+    made = as_json(Result([WHOLE, row], Findings([], []), [of_engine]), {})
+    for found in (made["rows"][1], made["engine_rows"][0]):
+        assert (found["timed_questions"], found["speedup_indicative"]) == (runs, runs < 3)
+    assert made["rows"][0]["speedup_indicative"] is False
+
+
+def test_a_table_says_below_what_each_of_its_methods_does_and_of_no_other() -> None:
+    words = " ".join(_shown(table([WHOLE, replace(ROW, method=PREFIX, ratio=None)])))
+    assert {method for method in METHODS if f" {method}: {MEANINGS[method]}." in words} == {FULL, PREFIX}
+    assert f" {HEAD}: {MEANINGS[HEAD]}." in " ".join(_shown(engine_table([ENGINE_ROW])))
+
+
+def test_every_method_has_its_line_in_the_docs_that_the_readme_names() -> None:
+    docs = (ROOT / "docs" / "eval.md").read_text()
+    assert [method for method in METHODS if f"| `{method}` |" not in docs] == []
+    assert "(docs/eval.md)" in (ROOT / "README.md").read_text()
+
+
+def test_the_picture_names_full_recompute_prefix_and_the_engine_s_answers(tmp_path: Path) -> None:
+    file, rows = tmp_path / "all.svg", [WHOLE, replace(ROW, method=PREFIX, ratio=None, kl=0.0, reply_kl=0.0), ROW]
+    plot(rows, file)
+    # What is written stands in comments: letters are drawn.
+    assert "<!-- full recompute -->" in file.read_text()
+    assert "<!-- prefix, reordered -->" in file.read_text()
+    assert "<!-- the engine's answers -->" not in file.read_text()
+    plot([*rows, replace(ROW, method=RANDOM)], file, [ENGINE_ROW])
+    assert "<!-- prefix -->" in file.read_text()
+    assert "<!-- the engine's answers -->" in file.read_text()
+    plot(rows[:2], file)
+    assert "<!-- prefix, reordered -->" in file.read_text()
 
 
 def test_json_has_the_rows_with_figures_as_numbers_and_their_intervals_beside_them() -> None:

@@ -50,15 +50,15 @@ def test_a_row_has_means_over_its_questions_and_the_loss_against_full_recompute(
         replace(one, right=right, kl=kl)
         for one, right, kl in zip(full, (False, True, True, True), (0, 1, 0, 1), strict=True)
     ]
-    whole, row = Table({Cell(FULL): full, cell: made}).rows({Cell(FULL): 0.04, cell: 0.01})
+    whole, row = Table({Cell(FULL): full, cell: made}).rows({Cell(FULL): 0.04, cell: 0.01}, 2)
     assert (row.method, row.ratio, row.donor, row.questions, row.kl) == (HEAD, 0.05, "reordered", 4, 0.5)
-    assert (row.ttft_seconds, row.speedup, whole.speedup) == (0.01, 4.0, 1.0)
+    assert (row.ttft_seconds, row.speedup, whole.speedup, row.timed_questions) == (0.01, 4.0, 1.0, 2)
     assert row.accuracy_single_hop is not None
     assert row.loss_single_hop is not None
     assert row.loss_multi_hop is not None
     assert (row.accuracy_single_hop.mean, row.loss_single_hop.mean, row.loss_multi_hop.mean) == (0.5, 0.5, -0.5)
-    assert Table({cell: made[:1]}).rows({})[0].accuracy_multi_hop is None
-    assert Table({cell: made}).rows({})[0].speedup is None
+    assert Table({cell: made[:1]}).rows({}, 0)[0].accuracy_multi_hop is None
+    assert Table({cell: made}).rows({}, 0)[0].speedup is None
 
 
 def test_a_difference_is_taken_question_by_question() -> None:

@@ -152,19 +152,26 @@ def test_sums_in_memory_are_those_of_sql(tmp_path: Path) -> None:
     assert [(*values_of(one), *figures_of(one)) for one in sorted(made, key=lambda one: one.id)] == rows
 
 
-def test_records_of_the_version_before_are_brought_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_records_of_older_versions_are_brought_up(tmp_path: Path, version: int) -> None:
     path = tmp_path / "ledger.db"
     _write(path, [record()]).close()
     with sqlite3.connect(path) as connection:
-        for name in ("evicted_conversation", "evicted_tokens", "unseen_images"):
+        for table in ("records", "rollups", "rollups_by_day"):
+            connection.execute(f"ALTER TABLE {table} RENAME COLUMN loaded_tokens TO approximate_tokens")
+        connection.execute("ALTER TABLE record_conversations DROP COLUMN loaded_tokens")
+        for name in ("evicted_conversation", "evicted_tokens", "unseen_images") if version == 1 else ():
             connection.execute(f"ALTER TABLE records DROP COLUMN {name}")
-        connection.execute("UPDATE records_schema SET version = version - 1")
+        connection.execute(f"UPDATE records_schema SET version = {version}")
     connection.close()
     with pytest.raises(ConfigError, match="start the gateway once"):
         open_records(path)
     _write(path, [whole(BEGIN + 1)]).close()
     with open_records(path) as records:
         assert queries.latest(records) == [whole(BEGIN + 1), record()]
+        assert queries.totals(records).loaded_tokens == 8
+        listed = {one.conversation: one.totals.loaded_tokens for one in queries.conversations(records)}
+        assert listed == {record().conversation: 8}
 
 
 def test_two_processes_share_a_file(tmp_path: Path) -> None:

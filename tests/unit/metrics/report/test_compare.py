@@ -27,6 +27,15 @@ def _heaps(policy: str, ratio: float, count: int, seed: int, spread: float = 0.2
     return made
 
 
+def test_what_was_loaded_was_not_computed(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path / "ledger.db", 0.5)
+    store.write([record(BEGIN, loaded_tokens=6, prompt_tokens=106), record(BEGIN + 1, conversation="c2")])
+    store.close()
+    with open_records(tmp_path / "ledger.db") as records:
+        (found,) = compare(queries.heaps_of_conversations(records))
+    assert found.computed_per_request == 36
+
+
 def test_a_real_difference_is_clear() -> None:
     base, other = compare(_heaps("stable", 0.8, 200, 1) + _heaps("batched", 0.5, 150, 2), "stable")
     assert (base.policy, base.differences) == ("stable", {})

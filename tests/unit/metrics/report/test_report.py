@@ -138,6 +138,27 @@ def test_latency_evictions_and_what_reading_is_worth(
     assert "first p50" in shown
 
 
+def test_loaded_tokens_have_a_column_where_there_are_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = record(BEGIN, prompt_tokens=1000, read_tokens=100, write_tokens=300, uncached_tokens=50, loaded_tokens=550)
+    out = tmp_path / "r.html"
+    for records, has_any in (([record()], False), ([loaded], True)):
+        folder = tmp_path / str(has_any)
+        folder.mkdir()
+        file = _file(folder, records)
+        assert _run("--file", file, "--html", str(out)) == 0
+        shown, text = capsys.readouterr().out, out.read_text()
+        assert ("550 loaded from the pool of images' KV" in shown) == has_any
+        assert (re.search(r"read +loaded +computed", shown) is not None) == has_any
+        assert ('<i class="loaded"></i>loaded' in text) == has_any
+        assert all(("loaded" in row) == has_any for row in _read(text).rows if row[:2] == ["turn", "requests"])
+        assert all(len(line) <= 80 for line in shown.splitlines() if "loaded " in line and "  " in line)
+    assert _run("--file", file, "--json", "-") == 0
+    totals = json.loads(capsys.readouterr().out)["totals"]
+    parts = ("read_tokens", "loaded_tokens", "write_tokens", "uncached_tokens")
+    assert sum(totals[part] for part in parts) == totals["prompt_tokens"] == 1000
+    assert totals["computed_tokens"] == 350
+
+
 def test_the_page_stands_alone_and_has_its_values_as_tables(tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     made = [*_MADE, record(BEGIN + 5, policy="stable", model="<script>alert(1)</script>")]

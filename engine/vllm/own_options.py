@@ -1,0 +1,85 @@
+"""Our settings among vLLM's options, before anything is started: whether they can be what they are, and what they
+switch on in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from context.errors import ConfigError
+from context.files import expanded
+from engine.reference.profile import read_profile
+from engine.vllm.block_tiers.settings import SETTING as BLOCK_TIERS
+from engine.vllm.features import block_tiers_of, eviction_of, feature_options, image_kv_of
+from engine.vllm.image_kv.settings import BUNDLED
+from engine.vllm.image_kv.settings import SETTING as IMAGE_KV
+from engine.vllm.options import by_long_name
+from engine.vllm.private_folder import make_private
+
+
+def check_values(options: Mapping[str, Any]) -> None:
+    """Refuse values that cannot be, and options that stand against each other. Looks at no file.
+
+    Args:
+        options: of `engine.vllm`, as they are written.
+
+    Raises:
+        ConfigError: names the key and what it takes.
+    """
+    feature_options(by_long_name(options), "")
+
+
+def check_files(options: Mapping[str, Any]) -> None:
+    """Refuse folders that cannot be used for KV, and profiles that cannot be read. Makes nothing.
+
+    Raises:
+        ConfigError: names the setting and the remedy; as `check_values`.
+    """
+    given = by_long_name(options)
+    if (image_kv := image_kv_of(given)) is not None:
+        if image_kv.folder_path is not None:
+            _check_folder(image_kv.folder_path, f"{IMAGE_KV}.folder")
+        if image_kv.profile_file is not None:
+            try:
+                read_profile(image_kv.profile_file)
+            except ConfigError as error:
+                raise ConfigError("settings", f"{IMAGE_KV}.profile", str(error)) from error
+    if (tiers := block_tiers_of(given)) is not None and tiers.folder:
+        _check_folder(expanded(tiers.folder, f"{BLOCK_TIERS}.folder"), f"{BLOCK_TIERS}.folder")
+
+
+def told(options: Mapping[str, Any]) -> str:
+    """What is switched on, for the log: bounds, and no paths.
+
+    Raises:
+        ConfigError: as `check_values`.
+    """
+    given = by_long_name(options)
+    image_kv, tiers = image_kv_of(given), block_tiers_of(given)
+    parts = ["image KV pool off", "block tiers off", f"eviction {eviction_of(given)}"]
+    if image_kv is not None:
+        profile = {"": "none", BUNDLED: BUNDLED}.get(image_kv.profile, "from a file")
+        bounds = _bounds(image_kv.memory_gib, image_kv.folder, image_kv.folder_gib)
+        parts[0] = f"image KV pool {bounds}, profile of layers {profile}"
+    if tiers is not None:
+        parts[1] = f"block tiers {_bounds(tiers.memory_gib, tiers.folder, tiers.folder_gib)}"
+    return "; ".join(parts)
+
+
+def _bounds(memory_gib: float, folder: str, folder_gib: float) -> str:
+    return f"{memory_gib:g} GiB in memory, " + (f"{folder_gib:g} GiB in files" if folder else "no files")
+
+
+def _check_folder(folder: Path, key: str) -> None:
+    # What cannot be looked at is told where it is used.
+    with suppress(OSError):
+        if "\0" in str(folder):
+            raise ConfigError("settings", key, "is no name that a folder can have")
+        there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+        if not there.is_dir():
+            where = "is a file" if there == folder else f"lies below {there}, which is a file"
+            raise ConfigError("settings", key, f"{where}; name a folder, which may be one that is not there yet")
+        if there == folder:
+            make_private(folder, key)
