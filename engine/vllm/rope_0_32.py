@@ -1,7 +1,7 @@
 """Names of vLLM 0.32's rotary embeddings, for keys that are moved: `image_kv/rotation.py`.
 
-They are apart from those of `core_0_32.py` because only a worker that has a model needs them. What moved is said when
-the model's own embedding is tried.
+They are apart from those of `core_0_32.py` because only a worker that has a model needs them. Like there, what moved is
+said at start: of the module by `check`, and of the model's own embedding when it is tried.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -20,15 +20,26 @@ from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
 
 from context.errors import ConfigError
+from engine.vllm.core_0_32 import refuse_moved
 from engine.vllm.image_kv.rotation import RopeTable, rotate
 
-__all__ = ["MRotaryEmbedding", "RotaryEmbedding", "get_rope", "rope_table", "rotary_embeddings"]
+__all__ = ["MRotaryEmbedding", "RotaryEmbedding", "check", "get_rope", "rope_table", "rotary_embeddings"]
 
 _ONE_TABLE = (RotaryEmbedding, MRotaryEmbedding, YaRNScalingRotaryEmbedding, Llama3RotaryEmbedding)
 _PARTS = ("cos_sin_cache", "rotary_dim", "head_size", "is_neox_style", "forward_native")
 _PROBED_TOKENS = 8
 # In steps of the dtype: the table, the key in the cache, the moved key and the one it is compared with are rounded.
 _ROUNDINGS = 8.0
+
+
+def check() -> None:
+    """Say what of vLLM's rotary embeddings is not as moving keys expects.
+
+    Raises:
+        ConfigError: where the embeddings of a loaded model are kept has moved.
+    """
+    if not isinstance(getattr(rotary_embedding, "_ROPE_DICT", None), dict):
+        refuse_moved(["rotary_embedding._ROPE_DICT"], "turn reuse off")
 
 
 def rotary_embeddings() -> list[Any]:

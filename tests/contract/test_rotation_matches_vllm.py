@@ -235,3 +235,14 @@ def test_what_is_needed_of_vllm_is_there_and_what_moved_is_named() -> None:
 
     check()
     assert moved_of(Older, {"schedule": ("throttle",), "_free": ("request",)}) == ["schedule(throttle)", "_free"]
+
+
+def test_where_a_model_s_embeddings_are_kept_is_looked_for_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.layers import rotary_embedding
+
+    from engine.vllm.rope_0_32 import check
+
+    check()
+    monkeypatch.delattr(rotary_embedding, "_ROPE_DICT")
+    with pytest.raises(ConfigError, match=r"rotary_embedding\._ROPE_DICT"):
+        check()

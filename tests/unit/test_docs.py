@@ -12,8 +12,10 @@ import yaml
 
 from app.cli import _parser  # pyright: ignore[reportPrivateUsage]
 from app.docs import ENGINE_PARTS, PAGES
+from app.routes import _EXACT, _PREFIXES  # pyright: ignore[reportPrivateUsage]
 from app.settings import flat_keys
 from context.errors import ConfigError
+from engine.base import ImageReuse
 from engine.vllm.block_tiers.settings import BlockTierSettings
 from engine.vllm.features import OWN, block_tiers_of, eviction_of, image_kv_of
 from engine.vllm.image_kv.settings import ImageKvSettings
@@ -86,3 +88,13 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_route_of_the_administrator_is_explained() -> None:
+    page = (DOCS / "admin.md").read_text()
+    paths = [*_EXACT, *_PREFIXES]
+    mine = [path for path in paths if path.startswith(("/admin/", "/engine/"))]
+    assert len(mine) == 4
+    assert [path for path in mine if path not in page] == []
+    told = set(re.findall(r"`(\w+)`", page.split("Of images' KV")[1].split("## A reset")[0]))
+    assert {field.name for field in fields(ImageReuse)} - {"request_id"} <= told

@@ -33,6 +33,12 @@ class BlockTiersConnector(vllm_tiers.OffloadingConnector):
             manager.contents.watch(request.request_id, request.mm_features)
         super().on_new_request(request)
 
+    def reset_cache(self) -> bool:
+        """Empty both tiers; whether all files are gone."""
+        super().reset_cache()
+        manager = self.scheduler.manager
+        return not isinstance(manager, BlockTiersManager) or manager.is_empty
+
 
 def fingerprint_of(config: Any) -> str:
     """Tells what computes the numbers in a block from all else that could, as far as a configuration says; 64 hex

@@ -129,8 +129,11 @@ class BlockFiles:
         with self._lock:
             self._dropped += blocks
 
-    def clear(self) -> None:
-        """Remove all blocks, those of other models too. One that cannot be removed is not served, and counts."""
+    def clear(self) -> bool:
+        """Remove all blocks, those of other models too; whether all are gone. One that cannot be removed is not served,
+        and counts.
+        """
+        gone = True
         with self._disk:
             with self._lock:
                 leaving = [*self._unserved.items(), *self._sizes.items()]
@@ -141,6 +144,8 @@ class BlockFiles:
                     self._remove(name, size)
                 except OSError as error:
                     self._fault(error, "remove")
+                    gone = False
+        return gone
 
     def close(self) -> None:
         """Let the folder go to whoever wants it."""

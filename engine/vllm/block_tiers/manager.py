@@ -115,7 +115,11 @@ class BlockTiersManager(vllm_tiers.TieringOffloadingManager):
         self._offered: dict[str, dict[Any, None]] = {}
         self._homeless: dict[str, int] = {}
         self._told: BlockTierState | None = None
+        self.is_empty = True
+        """Whether all files went with the last reset."""
         self._block_bytes = memory.get_kv_memoryview().shape[1]  # pyright: ignore[reportOptionalSubscript]
+        # What an engine that was started before this one had is gone.
+        self._tell()
 
     def state(self) -> BlockTierState:
         """The tiers now."""
@@ -184,8 +188,7 @@ class BlockTiersManager(vllm_tiers.TieringOffloadingManager):
         super().reset_cache()
         self._offered.clear()
         self._homeless.clear()
-        if self._files is not None:
-            self._files.files.clear()
+        self.is_empty = self._files is None or self._files.files.clear()
         self._tell()
 
     def shutdown(self) -> None:

@@ -116,6 +116,7 @@ def model_of(config: Any, layout: Layout) -> Model:
 
 def _rope_table(model: Any, head_size: int) -> RopeTable:
     """The vision tower has rotary embeddings, too, which are told apart by what they are made for."""
+    rope.check()
     longest = int(model.hf_text_config.max_position_embeddings)
     found = [
         module
