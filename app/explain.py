@@ -11,7 +11,6 @@ from typing import Any, cast
 from blake3 import blake3
 from pydantic_core import to_json
 
-from app.image_reuse import HEADER_SETTING, remedy
 from context.conversations import Begun
 from context.errors import RequestError
 from context.layout.tail import with_tail
@@ -19,19 +18,15 @@ from context.plan import PrefixBreak
 from context.policies.base import Estimate, Policy
 from context.policies.limits import spelled_tokens
 from context.policies.quotas import count_images
-from context.reuse import Reuse
 from context.transcript import ImagePart
-from engine.base import EngineInfo
 
 EXPLAIN_HEADER = b"x-stillframe-explain"
 EXPLAIN_KEY = "stillframe"
 PIN_HEADER = b"x-stillframe-pin"
 _PIN = PIN_HEADER.decode()
-REUSE_HEADER = "x-stillframe-reuse"
 MAX_PINS = 64
 # What may stand in a header as it is; another name gets a digest in its place.
 _PLAIN = re.compile(r"[!-~]{1,128}")
-_SHARE = re.compile(r"0(\.[0-9]{1,6})?|1(\.0{1,6})?")
 _IMAGE_ID = re.compile(r"[0-9a-f]{64}")
 _MOST_PLACES = 8
 # A role is a client's word like any other.
@@ -102,55 +97,6 @@ def pinned_images(header: str | None) -> frozenset[str]:
                 param=_PIN,
             )
     return frozenset(names)
-
-
-def told_reuse(reuse: Reuse, info: EngineInfo) -> str:
-    """What a response says of approximate KV of images."""
-    by_layer = "; profile" if reuse.profile and info.has_layer_profile else ""
-    return f"position_independent; ratio={reuse.ratio:g}{by_layer}"
-
-
-def honoured(reuse: Reuse, info: EngineInfo) -> Reuse | None:
-    """What the engine makes of it: None where all is exact."""
-    if not reuse.approximate or not info.reuses_images:
-        return None
-    return reuse if info.has_layer_profile or not reuse.profile else Reuse(reuse.ratio)
-
-
-def asked_reuse(header: str, info: EngineInfo | None, *, allowed: bool) -> Reuse:
-    """What a client says about approximate KV of its images, a ratio of 1 for `off`.
-
-    Args:
-        header: what it says.
-        info: of the engine; None while that is not known, which then refuses the request itself.
-        allowed: whether it may say it.
-
-    Raises:
-        RequestError: it may not say it, says something else, or wants what the engine cannot: to use images' KV again,
-            or ratios by layer.
-    """
-    keeps = info is None or info.reuses_images
-    if not allowed:
-        also = "" if info is None or keeps else f" and {remedy(info)}"
-        reason = f"{REUSE_HEADER} may not be sent here. Leave it out, or switch {HEADER_SETTING} on{also}."
-        raise RequestError(reason, code="reuse_not_allowed", param=REUSE_HEADER)
-    if header.strip() == "off":
-        return Reuse(1.0)
-    share, parted, wish = (part.strip() for part in header.partition(";"))
-    if not _SHARE.fullmatch(share) or (parted and wish != "profile"):
-        reason = (
-            f"{REUSE_HEADER} takes the share of each image's tokens that is computed, such as 0.05; '0.05; profile' "
-            "for a mean over the layers; or off."
-        )
-        raise RequestError(reason, code="invalid_reuse", param=REUSE_HEADER)
-    asked = Reuse(float(share), bool(parted))
-    if info is not None and not keeps and asked.approximate:
-        reason = f"{REUSE_HEADER}: the engine keeps no KV of images. Leave it out, or {remedy(info)}."
-        raise RequestError(reason, code="no_image_kv", param=REUSE_HEADER)
-    if parted and info is not None and not info.has_layer_profile:
-        reason = f"{REUSE_HEADER}: the engine has no profile of its layers. Leave '; profile' out."
-        raise RequestError(reason, code="no_reuse_profile", param=REUSE_HEADER)
-    return asked
 
 
 def explanation(begun: Begun, policy: Policy, estimate: Estimate) -> dict[str, Any]:

@@ -110,7 +110,8 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
-            _say("Stopping; running requests may end first.")
+            seconds = self.config.timeout_graceful_shutdown
+            _say(f"Stopping; running requests have up to {seconds} seconds to end.")
         super().handle_exit(sig, frame)
 
     def stop(self) -> None:
@@ -229,17 +230,17 @@ def from_environment() -> GatewayApp:
 
 
 def check_engine(settings: Settings) -> None:
-    """Stop early where the embedded engine has no model to load, or a folder that it cannot use. The random model is
-    made later; it takes a while.
+    """Stop early where the embedded engine has no model to load, or a folder or a profile that it cannot use. The
+    random model is made later; it takes a while.
 
     Raises:
-        ConfigError: there is none; a setting names what it cannot.
+        ConfigError: there is no model; a folder for KV or a profile of layers cannot be used.
     """
+    if settings.upstream:
+        return
     from app.model import RANDOM, resolve_model
     from engine.vllm.own_options import check_files
 
-    if settings.upstream:
-        return
     check_files(settings.engine.vllm)
     if settings.model != RANDOM:
         resolve_model(settings)

@@ -38,7 +38,7 @@ from context.errors import ConfigError
 from context.files import UnusableFile, read_text
 from context.policies.choice import Policies, share_spans
 from context.policies.reading import expected, tuples
-from context.yaml import WordsLoader
+from context.yaml import WordsLoader, doubled
 from metrics.records.prices import Prices
 from metrics.records.store import RecordLimits
 
@@ -208,6 +208,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), "", str(error)) from error
     try:
         data: Any = yaml.load(text, WordsLoader)  # noqa: S506 (it is a safe loader)
+        twice = doubled(yaml.compose(text, WordsLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -215,6 +216,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # ValueError: a date that no calendar has.
         raise ConfigError(str(path), "", "is not valid YAML") from error
+    if twice is not None:
+        key, first, second = twice
+        raise ConfigError(str(path), key, f"stands twice, in lines {first} and {second}; write it once")
     if data is None:
         return {}
     if not isinstance(data, dict):

@@ -13,16 +13,13 @@ from app import asgi
 from app.explain import (
     EXPLAIN_HEADER,
     PIN_HEADER,
-    REUSE_HEADER,
-    asked_reuse,
     explanation,
-    honoured,
     pinned_images,
     plan_headers,
-    told_reuse,
     wants_explanation,
 )
 from app.gateway import Gateway
+from app.image_reuse import REUSE_HEADER, asked_reuse, honoured, told_reuse
 from app.sse import error_events
 from app.wire import ChatCall
 from context.apart import Allowance
@@ -118,7 +115,8 @@ class ServedTurn:
         return Allowance(known, self.asked_reuse is not None, self.gateway.recorder.was_apart)
 
     def reuse_of(self, sent: Sequence[SentMessage]) -> Reuse | None:
-        """What the engine is allowed for these messages; without an image there is nothing to be used again."""
+        """What the engine is allowed for these messages; without an image there is nothing to be used again. Where it
+        can do it, the turn's record waits for what it says came of it."""
         reuse = self.reuse
         if reuse is None or not any(one.images for one in sent):
             return None
@@ -159,8 +157,8 @@ class ServedTurn:
             (b"x-request-id", self.request_id.encode()),
             (b"x-stillframe-policy", (self.policy or self.gateway.policies.default).name.encode()),
         ]
-        if (reuse := self.reuse) is not None and (info := self.gateway.engine.info()).reuses_images:
-            found.append((REUSE_HEADER.encode(), told_reuse(reuse, info).encode()))
+        if (reuse := self.allowance.reuse) is not None:
+            found.append((REUSE_HEADER.encode(), told_reuse(reuse).encode()))
         if self.not_available:
             found.append((b"x-stillframe-not-available", ", ".join(self.not_available[:8]).encode()))
         return found if self.begun is None else found + plan_headers(self.begun)

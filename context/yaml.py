@@ -28,6 +28,31 @@ class WordsLoader(yaml.SafeLoader):
     """PyYAML's own, for the environment, where `on` and `no` are what people write; with numbers such as `1e3`."""
 
 
+def doubled(node: yaml.Node | None) -> tuple[str, int, int] | None:
+    """The first key that stands twice in one mapping, of which PyYAML would take the last: its dotted place, and both
+    lines from 1 on. None where there is none.
+    """
+    waiting: list[tuple[tuple[str, ...], yaml.Node]] = [] if node is None else [((), node)]
+    seen: set[int] = set()
+    while waiting:
+        at, one = waiting.pop()
+        # What an alias names was looked at where it stands.
+        if id(one) in seen or isinstance(one, yaml.ScalarNode):
+            continue
+        seen.add(id(one))
+        if isinstance(one, yaml.SequenceNode):
+            waiting += [((*at, str(index)), value) for index, value in reversed(list(enumerate(one.value)))]
+            continue
+        lines: dict[str, int] = {}
+        for key, _ in one.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines and name != "<<":
+                return ".".join((*at, name)), lines[name], line
+            lines[name] = line
+        waiting += [((*at, str(key.value)), value) for key, value in reversed(one.value)]
+    return None
+
+
 def _whole(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text: str = node.value
     return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))

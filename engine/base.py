@@ -308,10 +308,11 @@ class Engine(Protocol):
         ...
 
     async def reset_caches(self) -> None:
-        """Empty the prefix, processor and encoder caches. For experiments.
+        """Empty the prefix, processor and encoder caches, and what is kept beside them, in memory and in files. For
+        experiments.
 
         Raises:
-            EngineUnavailable: the engine has no way to do it, or refused.
+            EngineUnavailable: the engine has no way to do it, or refused; or images' KV in files could not be removed.
         """
         ...
 

@@ -62,7 +62,7 @@ class EventHub:
 async def followed(
     engine: Engine, follow: Callable[[AsyncIterator[EventBatch]], Awaitable[None]]
 ) -> AsyncGenerator[None]:
-    """Hand a started engine's batches, from now on, to `follow` beside whatever is done within the context.
+    """Hand an engine's batches, from now on, to `follow` beside whatever is done within the context.
 
     Leaving it cancels `follow`.
     """

@@ -265,7 +265,7 @@ _ENTRIES = (
     Entry(
         "stillframe_kv_file_faults",
         "counter",
-        "Times that the disk refused to read or write a file of the engine's KV.",
+        "Times that the disk refused to read, write or remove a file of the engine's KV.",
         "See the engine's log for the kind of fault; free the disk, or set another folder.",
         {"store": "image_pool, block_tiers"},
     ),

@@ -41,6 +41,8 @@ def _missing(marker: str) -> str | None:
     return None
 
 
+# Before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with the reason, what this machine cannot run; let the slow engine's tests come last.
 

@@ -19,6 +19,7 @@ import logging
 import multiprocessing
 import re
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -28,13 +29,15 @@ from context.errors import ConfigError, EngineUnavailable, place_of
 from context.visual_tokens import MAX_ASPECT_RATIO
 from engine import torchvision_ops
 from engine.asgi import call
-from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch
+from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch, ImagePoolState
 from engine.events import EventHub
 from engine.images import Holdings, open_chat
+from engine.vllm.core_calls import answered
 from engine.vllm.environment import set_environment
 from engine.vllm.features import (
     ATTACH,
     CLEAR_IMAGES,
+    IMAGE_POOL,
     block_tiers_of,
     feature_options,
     image_kv_of,
@@ -141,18 +144,31 @@ class VllmEngine:
         await self._reset_prefixes(with_tiers=False)
 
     async def reset_caches(self) -> None:
+        self._require_ready()
+        client = self._client
         await self._reset_prefixes(with_tiers=self._has_tiers)
-        # Every worker has a pool of its own, and answers when it is empty.
-        if self._info.reuses_images and not all(await self._client.collective_rpc(CLEAR_IMAGES)):
-            raise EngineUnavailable(f"Files in {IMAGE_KV}.folder could not be removed; the log says why.")
-        await self._client.reset_mm_cache()
+        if self._info.reuses_images:
+            await self._clear_images(client)
+        await answered(client, client.reset_mm_cache())
         # Not before: a chat in between would be believed, and its images dropped after it.
         self._holdings.clear()
-        await self._client.reset_encoder_cache()
+        await answered(client, client.reset_encoder_cache())
+
+    async def _clear_images(self, client: Any) -> None:
+        # Every worker has a pool of its own, and answers when it is empty.
+        gone = await answered(client, client.collective_rpc(CLEAR_IMAGES))
+        await self._tell_pool(client)
+        if not all(gone):
+            raise EngineUnavailable(f"Files in {IMAGE_KV}.folder could not be removed; the log says why.")
+
+    async def _tell_pool(self, client: Any) -> None:
+        # The core tells of it after a step, which comes with a request; until then what it told last would stand.
+        found = await answered(client, client.collective_rpc(IMAGE_POOL))
+        self._hub.publish(EventBatch("images", 0, time.time(), (ImagePoolState(*found[0]),)))
 
     async def _reset_prefixes(self, *, with_tiers: bool) -> None:
         self._require_ready()
-        loop = asyncio.get_running_loop()
+        client, loop = self._client, asyncio.get_running_loop()
         until = loop.time() + _RESET_SECONDS
         # A core that works answers after its step alone; so it is asked when it has nothing to do any more. It frees a
         # finished request's blocks one step after its last token left, and refuses until then.
@@ -160,8 +176,8 @@ class VllmEngine:
             # It empties the connector also where it refuses, so that is not asked for before the blocks are gone.
             if (
                 not self.running()
-                and await self._client.reset_prefix_cache()
-                and (not with_tiers or await self._client.reset_prefix_cache(reset_connector=True))
+                and await answered(client, client.reset_prefix_cache())
+                and (not with_tiers or await answered(client, client.reset_prefix_cache(reset_connector=True)))
             ):
                 return
             await asyncio.sleep(0.02)
@@ -215,6 +231,8 @@ class VllmEngine:
         has_profile = image_kv is not None and image_kv.profile != ""
         if has_profile:
             await client.collective_rpc(ATTACH)
+        if image_kv is not None:
+            await self._tell_pool(client)
         await client.reset_mm_cache()
         tasks = await client.get_supported_tasks()
         app = v0_32.build_app(args, tasks, client.model_config)

@@ -19,7 +19,7 @@ OWN = ("image-kv", "block-tiers", "eviction")
 _IMAGE_KV_SETS = ("kv-transfer-config", "ec-transfer-config", "scheduler-cls", "worker-extension-cls")
 # Of `image_kv/extension.py`, which is not imported here: it needs vLLM.
 _EXTENSION = "engine.vllm.image_kv.extension.ImageKvWorker"
-ATTACH, CLEAR_IMAGES = "stillframe_attach", "stillframe_clear_images"
+ATTACH, CLEAR_IMAGES, IMAGE_POOL = "stillframe_attach", "stillframe_clear_images", "stillframe_image_pool"
 
 
 def image_kv_of(options: Mapping[str, Any]) -> ImageKvSettings | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from context.errors import ConfigError
 from context.files import expanded
 from engine.reference.profile import read_profile
 from engine.vllm.block_tiers.settings import SETTING as BLOCK_TIERS
-from engine.vllm.features import block_tiers_of, eviction_of, feature_options, image_kv_of
+from engine.vllm.features import OWN, block_tiers_of, eviction_of, feature_options, image_kv_of
 from engine.vllm.image_kv.settings import BUNDLED
 from engine.vllm.image_kv.settings import SETTING as IMAGE_KV
 from engine.vllm.options import by_long_name
 from engine.vllm.private_folder import make_private
+
+# How like one of ours a name is that is taken for a slip; none of vLLM's options is.
+_ALIKE = 0.8
 
 
 def check_values(options: Mapping[str, Any]) -> None:
@@ -28,7 +32,13 @@ def check_values(options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the key and what it takes.
     """
-    feature_options(by_long_name(options), "")
+    given = by_long_name(options)
+    for name in given:
+        # vLLM would say it too, after a minute and without the remedy.
+        if name not in OWN and (meant := get_close_matches(name, OWN, 1, _ALIKE)):
+            key, own = (one.replace("-", "_") for one in (name, meant[0]))
+            raise ConfigError("settings", f"engine.vllm.{key}", f"is no option; do you mean engine.vllm.{own}?")
+    feature_options(given, "")
 
 
 def check_files(options: Mapping[str, Any]) -> None:

@@ -1,5 +1,5 @@
 """Read what the engine core reports: KV events from vLLM's publisher, encoder events from our cache manager, and what
-the pool of images' KV does.
+the pool of images' KV and the tiers for blocks do.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -132,7 +132,7 @@ def read_encoder_message(parts: list[bytes]) -> base.EventBatch:
 
 
 def read_image_message(parts: list[bytes]) -> base.EventBatch:
-    """One message of `image_kv.reporting.Reporter`, or of that of `block_tiers`."""
+    """One message of `image_kv.reporting.Reporter`, or of `block_tiers.manager.BlockTiersManager`."""
     sequence, seconds, kind, values = msgspec.msgpack.decode(parts[0])
     event = _IMAGE_EVENTS[kind](*values)
     return base.EventBatch("images", sequence, seconds, (event,))

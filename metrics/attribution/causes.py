@@ -77,7 +77,8 @@ def attribute(
         template_extends: what the probe at start found of the chat template.
         loaded_tokens: those of its images that came from a pool, wherever they stand.
         apart_by: who has allowed what makes the engine keep its blocks apart from those of the turn before, also where
-            the plan could not know; None where it does not.
+            the plan could not know; the engine itself where it had nothing left that it keeps apart; None where it does
+            not.
     """
     block = block_tokens or UNKNOWN_BLOCK_TOKENS
     if usage.read_tokens is None or usage.prompt_tokens is None:
@@ -218,7 +219,7 @@ def _cause(
     if mover is not None:
         return "salt", mover
     if apart_by is not None and not (view is not None and view.restarted):
-        return "salt", apart_by
+        return ("engine_eviction", "engine") if apart_by == "engine" else ("salt", apart_by)
     if lengths.common is not None:
         return "template", "template"
     if view is not None and view.restarted:

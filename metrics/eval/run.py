@@ -110,7 +110,7 @@ def evaluate(
     made = each(
         cases,
         lambda case: answers.of(case, cells),
-        lambda done: say(f"question {done} of {len(cases)}, {len(cells)} ways each"),
+        lambda done: say(f"question {done} of {len(cases)}, {len(cells)} way{'s' * (len(cells) > 1)} each"),
     )
     # A method that is not possible within its budget is left out; it depends on the images' sizes.
     possible = [cell for cell in cells if all(cell in one for one in made)]

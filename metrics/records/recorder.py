@@ -205,10 +205,12 @@ class Recorder:
     def _complete(self, late: _Late) -> None:
         turn, found = late.turn, late.planned
         if turn.outcome == "completed":
-            turn, mover = self._with_reuse(turn, late.begun)
+            turn, parted_by = self._with_loaded(turn), self._parted_by(turn, late.begun)
+            if turn.allowed is not None:
+                self._metrics.count_usage(turn.usage)
             if late.attributing is not None:
                 loaded = turn.usage.loaded_tokens or 0
-                found |= attributed(late.attributing.result(loaded, mover), turn, late.begun)
+                found |= attributed(late.attributing.result(loaded, parted_by), turn, late.begun)
             if found["images"] and self._are_unseen(late):
                 found["unseen_images"] = True
                 self._tell_unseen()
@@ -218,24 +220,30 @@ class Recorder:
                     found |= {"encoder_runs": counts.runs, "encoder_hits": counts.hits}
         self._keep(turn, found)
 
-    def _with_reuse(self, turn: Ended, begun: Begun) -> tuple[Ended, Actor | None]:
-        """A turn with what was loaded for it, where the engine has said so, and counted now; and whose doing it is that
-        the engine keeps it apart from the turn before, where it does."""
+    def _with_loaded(self, turn: Ended) -> Ended:
+        """A turn with what was loaded for it, where the engine has said so."""
+        reuse = None if turn.allowed is None else self._encoder_log.reuse(turn.request_id)
+        return turn if reuse is None else replace(turn, usage=with_loaded(turn.usage, reuse.loaded_tokens))
+
+    def _parted_by(self, turn: Ended, begun: Begun) -> Actor | None:
+        """Whose doing it is that the engine keeps a turn apart from the one before; None where it does not, or has not
+        said so. From here on it is known of the turn itself."""
         before = None if begun.parent is None else self._apart.get(begun.parent)
-        allowed = turn.allowed
-        if allowed is None:
-            return turn, None if before is None else EXACT.mover(before)
-        reuse, now = self._encoder_log.reuse(turn.request_id), None
-        if reuse is not None:
-            turn = replace(turn, usage=with_loaded(turn.usage, reuse.loaded_tokens))
+        allowed, now = turn.allowed or EXACT, None
+        if turn.allowed is not None:
+            reuse = self._encoder_log.reuse(turn.request_id)
+            if reuse is None:
+                return None
             now = allowed if reuse.hits or reuse.reread_tokens else None
             if begun.turn is not None:
                 self._apart[begun.turn.id] = now
                 if len(self._apart) > _MOST_TURNS:
                     self._apart.popitem(last=False)
-        self._metrics.count_usage(turn.usage)
+            if now is None and before is not None and before.reuse == allowed.reuse:
+                # It would have read the blocks that it kept apart, or loaded the images again: it has neither any more.
+                return "engine"
         is_same = (None if now is None else now.reuse) == (None if before is None else before.reuse)
-        return turn, None if is_same else allowed.mover(before or EXACT)
+        return None if is_same else allowed.mover(before or EXACT)
 
     def _are_unseen(self, late: _Late) -> bool:
         turn, measure = late.turn, self.measure

@@ -59,6 +59,10 @@ class PoolEngine(WatchedEngine):
             reuse = ImageReuse(request.request_id, len(set(names)), hits, 0, hits * self.loads, 0, 0)
             asyncio.get_running_loop().call_later(LATE_SECONDS, self.say, reuse)
 
+    def forget_images(self) -> None:
+        """No image is loaded any more, and no block read that was kept apart for one."""
+        self._pool.clear()
+
     def say(self, *events: EngineEvent) -> None:
         """Report on the pool's stream."""
         self.app.driver.hand_on(EventBatch("images", self._sequence, 0.0, events))

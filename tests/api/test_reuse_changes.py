@@ -138,6 +138,18 @@ async def test_an_image_of_exact_blocks_that_is_loaded_all_the_same_is_salt_and_
     assert [(one.cause, one.actor) for one in records_of(tmp_path)][1:] == [("salt", by), ("salt", "client")]
 
 
+async def test_what_the_engine_kept_apart_and_has_no_more_is_its_loss_and_nobody_changed_anything(
+    tmp_path: Path,
+) -> None:
+    engine, chat = PoolEngine(), Chat()
+    async with gateway(tmp_path, engine) as rig:
+        await donor(rig)
+        await chat.ask(rig, "0.05")
+        engine.forget_images()
+        assert BREAK not in (await chat.ask(rig, "0.05")).headers
+    assert [(one.cause, one.actor) for one in records_of(tmp_path)][1:] == [("engine_eviction", "engine")]
+
+
 async def test_where_the_engine_has_not_said_what_came_of_a_turn_its_blocks_are_taken_to_stand_apart(
     tmp_path: Path,
 ) -> None:

@@ -106,7 +106,7 @@ async def test_an_openai_client_that_leaves(served: tuple[Rig, str, int]) -> Non
         assert await rig.outcomes() == {"aborted": 1}
 
 
-async def test_keep_alive_andhead(served: tuple[Rig, str, int]) -> None:
+async def test_keep_alive_and_head(served: tuple[Rig, str, int]) -> None:
     _, _, port = served
     wire = await Wire.open(port)
     for path in ("/health/live", "/v1/models", "/metrics"):

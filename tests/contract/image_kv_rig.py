@@ -140,6 +140,12 @@ class Rig:
         order."""
         return await self._event(_is_quiet, latest=True)
 
+    async def emptied(self) -> ImagePoolState:
+        """The pool, once it is said to have nothing in memory. No request makes the engine say so."""
+        return await self._event(
+            lambda event: isinstance(event, ImagePoolState) and not event.memory_entries, latest=True
+        )
+
     async def goes(self, since: int, blocks: int) -> int:
         """In how many goes the engine stored so many blocks of one request, from an event on: each is a step."""
         async with asyncio.timeout(20):
@@ -184,10 +190,11 @@ async def started(checkpoint: Path, image_kv: Mapping[str, Any], **options: Any)
     """An engine with a pool, until the context is left."""
     given = {**OPTIONS, "image-kv": dict(image_kv), **options}
     engine = VllmEngine(VllmSettings(str(checkpoint), "demo", given, kv_cache_gib=1))
-    await engine.start()
-    try:
-        rig = Rig(engine)
-        async with followed(engine, rig.follow):
+    rig = Rig(engine)
+    # What it tells as it starts, too.
+    async with followed(engine, rig.follow):
+        await engine.start()
+        try:
             yield rig
-    finally:
-        await engine.stop()
+        finally:
+            await engine.stop()

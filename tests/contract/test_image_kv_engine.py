@@ -163,6 +163,8 @@ async def test_emptying_the_engine_s_caches_empties_the_pool_before_it_says_so(r
     await rig.engine.reset_caches()
     # No step came in between: of a core that dies now nothing comes back.
     assert not files()
+    told = await rig.emptied()
+    assert (told.memory_bytes, told.file_entries, told.file_bytes) == (0, 0, 0)
     await rig.ask("reset", [user(THERE, picture(10), QUESTION)], ratio=0)
     got = await rig.reuse("reset")
     assert (got.hits, got.misses) == (0, 1)

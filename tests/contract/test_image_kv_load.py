@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 
 import pytest
 
+from engine.base import ChatRequest
 from tests.contract.cases import user, words
 from tests.contract.image_kv_rig import BLOCK_TOKENS, Rig, Said, picture, same
 
@@ -18,7 +20,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 JOBS = 200 if os.environ.get("STILLFRAME_LONG") == "1" else 20
 KINDS, IMAGES, AT_ONCE = 10, 5, 10
-# Two blocks: those that run side by side and fill the cache with their prompts have no room for their replies.
+# Two blocks: those that fill the cache with their prompts have no room for their replies.
 TOKENS = 2 * BLOCK_TOKENS
 KNOWN = range(900, 900 + IMAGES)
 
@@ -53,6 +55,22 @@ async def preemptions(rig: Rig) -> int:
     return sum(int(float(value)) for value in re.findall(r"^vllm:num_preemptions_total\S* (\S+)$", text, re.M))
 
 
+@asynccontextmanager
+async def most_blocks(rig: Rig) -> AsyncGenerator[None]:
+    """A request that has two thirds of the blocks while it runs: for as long as some of the others."""
+    body = {
+        "model": "demo",
+        "messages": [user(words(200, seed=7000))],
+        "max_tokens": 300,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    async with rig.engine.chat(ChatRequest("load-ballast", body, "ballast")) as reply:
+        assert reply.status == 200
+        assert await anext(aiter(reply.chunks))
+        yield
+
+
 async def test_jobs_side_by_side_with_preemptions_and_aborts_answer_as_each_alone(image_rig: Rig) -> None:
     rig, random = image_rig, Random(11)  # noqa: S311
     for shade in KNOWN:
@@ -76,10 +94,11 @@ async def test_jobs_side_by_side_with_preemptions_and_aborts_answer_as_each_alon
             elif not same(await sent, alone[kind.number]):
                 wrong.append(f"{number}: {kind}: {sent.result().distance(alone[kind.number])}")
 
-    # The first ones share no block, begin together and stay, so that some have to make room.
+    # The first ones share no block and stay; with what another one has for as long, two of them have no room.
     first = [job(number, kind, False) for number, kind in enumerate(asked[:AT_ONCE])]
     others = [job(number, random.choice(asked), random.random() < 0.2) for number in range(AT_ONCE, JOBS)]
-    await asyncio.gather(*first, *others)
+    async with most_blocks(rig):
+        await asyncio.gather(*first, *others)
     assert not wrong
     assert await preemptions(rig) > before
     # Every block is free, or this fails; and nothing is held, captured or known of any request.

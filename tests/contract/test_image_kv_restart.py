@@ -33,6 +33,8 @@ async def test_the_first_request_after_a_restart_has_its_images_from_files_as_if
         for shade in (1, 2):
             await rig.ask(f"donor-{shade}", [user(words(9, seed=shade), picture(shade))])
     async with started(checkpoint, settings) as rig:
+        # Said before there is a request.
+        assert (await rig.emptied()).file_entries == sum(1 for _ in (tmp_path / "images").iterdir())
         reused = await rig.ask("after", elsewhere, ratio=0.05)
         got = await rig.reuse("after")
         assert (got.hits, got.misses) == (2, 0)

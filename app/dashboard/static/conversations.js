@@ -154,7 +154,8 @@ function detail(turn, data, context) {
     ? link(context, "image", { tenant: data.tenant, id: turn.evicted_image }, h("code", {}, imageName(turn.evicted_image))) : null;
   const before = data.turns[data.turns.indexOf(turn) - 1];
   const models = turn.cause === "salt" && before && before.model !== turn.model ? [" The turn before asked for ", h("code", {}, before.model), ", this one for ", h("code", {}, turn.model), "."] : null;
-  const allowed = turn.cause === "salt" && known(turn.break_message) ? ` The ${turn.actor === "client" ? "client's header" : "policy"} allowed other KV of images than for the turn before; the engine keeps these apart.` : null;
+  // Of the same model only the allowance can be client's or policy's doing.
+  const allowed = turn.cause === "salt" && before?.model === turn.model && turn.actor !== "gateway" ? ` The ${turn.actor === "client" ? "client's header" : "policy"} allowed other KV of images than for the turn before; the engine keeps these apart.` : null;
   return h("div", { class: "turn-detail" },
     turn.cause ? h("p", {}, h("strong", {}, words(turn.cause)), turn.actor ? ` (${turn.actor})` : "", ": ", CAUSES[turn.cause] ?? "", place(turn) ? h("span", {}, " At ", h("code", {}, place(turn)), ".") : null, models, allowed) : h("p", {}, "Everything that was sent before was read."),
     facts([

@@ -8,7 +8,7 @@ export function pool(data) {
       ...where(data, "Images"),
       { name: "Hits", number: true, title: "Images that a request asked for and that were here", cell: (row) => count(row.hits) },
       { name: "Evicted", number: true, title: "Left for others", cell: (row) => count(row.evicted) },
-      { name: "Refused", number: true, class: "number fold", title: "In memory: no room, all was in use. Of files: damaged, or not ours", cell: (row) => count(row.refused) },
+      { name: "Refused", number: true, class: "number fold", title: "In memory: no room, as all was in use or the image is too large. Of files: damaged, or not ours", cell: (row) => count(row.refused) },
     ], places(data)),
     note(data, `${plural(data.misses, "miss", "misses")}: images that were asked for and in neither.${data.held_entries ? ` ${plural(data.held_entries, "image is", "images are")} in use.` : ""}`),
   ];

@@ -21,7 +21,7 @@ from engine.vllm import core_0_32 as core
 from engine.vllm.image_kv.loaded_model import block_tokens_of, layer_profile_of, merge_of, worker_of
 from engine.vllm.image_kv.messages import Plan, Report
 from engine.vllm.image_kv.planner import Planner
-from engine.vllm.image_kv.reporting import Reporter
+from engine.vllm.image_kv.reporting import Reporter, pool_values
 from engine.vllm.image_kv.worker import Worker
 
 
@@ -138,6 +138,10 @@ class ImageKvConnector(core.KVConnectorBase_V1, core.SupportsHMA):
     def clear(self) -> bool:
         """Empty the worker's pool; whether all its files are gone."""
         return self._worker.clear()
+
+    def pool_values(self) -> list[int]:
+        """Of the worker's pool now, as `reporting.pool_values`; of requests and their holds it knows nothing."""
+        return pool_values(0, 0, *self._worker.figures())
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)

@@ -30,6 +30,10 @@ class ImageKvWorker:
         """Have the pool forget all entries, in memory and in files; whether all files are gone. Waits for the disk."""
         return _connector().clear()
 
+    def stillframe_image_pool(self) -> list[int]:
+        """The pool now: the values of `engine.base.ImagePoolState` in their order."""
+        return _connector().pool_values()
+
 
 def _connector() -> ImageKvConnector:
     connector = core.get_kv_transfer_group()

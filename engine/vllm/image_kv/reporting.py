@@ -25,9 +25,13 @@ class Reporter:
 
     def pool(self, requests: int, holds: int, capturing: int, stats: PoolStats) -> None:
         """The pool has changed."""
-        files = astuple(stats.files)
-        self._events.send("pool", [requests, holds, capturing, *astuple(stats)[:-1], *map(int, files)])
+        self._events.send("pool", pool_values(requests, holds, capturing, stats))
 
     def close(self) -> None:
         """Let the socket go."""
         self._events.close()
+
+
+def pool_values(requests: int, holds: int, capturing: int, stats: PoolStats) -> list[int]:
+    """The values of `engine.base.ImagePoolState` in their order."""
+    return [requests, holds, capturing, *astuple(stats)[:-1], *map(int, astuple(stats.files))]

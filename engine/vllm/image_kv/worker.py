@@ -27,6 +27,7 @@ from engine.vllm.image_kv.messages import Ask, Capture, ImageName, Load, Plan, R
 from engine.vllm.image_kv.pool import Hold, ImagePool
 from engine.vllm.image_kv.rotation import RopeTable, rotate
 from engine.vllm.image_kv.settings import SETTING
+from engine.vllm.image_kv.stats import PoolStats
 from engine.vllm.image_kv.transfer import Drop, Recorder, Wanted, slots_of, write_back
 
 if TYPE_CHECKING:
@@ -156,9 +157,13 @@ class Worker:
                 if found is not None:
                     self._holds[hold] = found
         if self._changed or report.answers:
-            report.stats, report.capturing = self._pool.stats(), len(self._donors)
+            report.capturing, report.stats = self.figures()
             self._changed = report.stats.unwritten_entries > 0
         return report if report.answers or report.stats else None
+
+    def figures(self) -> tuple[int, PoolStats]:
+        """How many entries are being filled, and the pool now."""
+        return len(self._donors), self._pool.stats()
 
     def encoder_output(self, hold: int) -> Tensor | None:
         """A held image's encoder output, in memory of its own, where the model is."""

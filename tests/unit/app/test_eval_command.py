@@ -45,7 +45,7 @@ def test_rows_go_to_standard_output_alone_where_asked(capsys: pytest.CaptureFixt
     assert [row["method"] for row in json.loads(out)["rows"]] == ["full"]
     assert "Reuse of image KV" in error
     # How far it is, although nobody sees a terminal.
-    assert "eval: questions are drawn\nquestion 1 of 2, 1 ways each\n" in error
+    assert "eval: questions are drawn\nquestion 1 of 2, 1 way each\n" in error
 
 
 def test_the_help_says_in_a_line_what_each_method_does(

@@ -211,6 +211,34 @@ def test_files_that_are_no_settings(tmp_path: Path, text: str, told: str) -> Non
     assert told in error.reason
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "lines"),
+    [
+        ("port: 1\nhost: a\nport: 2", "port", "1 and 3"),
+        (
+            "engine: {vllm: {image_kv: {memory_gib: 4}}}\nreuse_header: true\nengine: {kv_cache_gib: 1}",
+            "engine",
+            "1 and 3",
+        ),
+        ("engine:\n  vllm:\n    seed: 1\n    seed: 2", "engine.vllm.seed", "3 and 4"),
+        (
+            "policy_rules:\n- {policy: stable, model: a}\n- {policy: stable,\n   policy: batched}",
+            "policy_rules.1.policy",
+            "3 and 4",
+        ),
+    ],
+)
+def test_a_key_that_stands_twice_is_named_with_both_lines(tmp_path: Path, text: str, key: str, lines: str) -> None:
+    error = _wrong(tmp_path, text)
+    assert error.key == key
+    assert f"stands twice, in lines {lines}" in error.reason
+
+
+def test_what_an_alias_or_a_merge_says_again_is_not_twice(tmp_path: Path) -> None:
+    text = "server: {keep_alive_seconds: &x 5}\nupstreams:\n  <<: {connections: 3}\n  connections: *x"
+    assert _load(tmp_path, text).upstreams.connections == 5
+
+
 def test_an_empty_file_is_fine(tmp_path: Path) -> None:
     assert _load(tmp_path, "# nothing").port == 8000
 

@@ -33,6 +33,15 @@ def test_a_value_that_cannot_be_is_named(options: dict[str, Any], key: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("slip", "meant"), [("imagekv", "image_kv"), ("images-kv", "image_kv"), ("block_tier", "block_tiers")]
+)
+def test_a_misspelt_name_of_ours_is_told_with_the_right_one(slip: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"do you mean engine.vllm.{meant}") as caught:
+        check_values({slip: {"memory_gib": 1}})
+    assert caught.value.key == f"engine.vllm.{slip.replace('-', '_')}"
+
+
+@pytest.mark.parametrize(
     ("one", "other"), [("image_kv", "image-kv"), ("max-model-len", "max_model_len"), ("--seed", "seed")]
 )
 def test_an_option_in_two_spellings_is_refused_with_both(one: str, other: str) -> None:

@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from context.errors import ConfigError
 from engine import torchvision_ops
 from engine.vllm.block_tiers.files import BlockFiles
+from engine.vllm.event_socket import EventSocket
 from tests.unit.engine.block_tiers.test_files import BLOCK, ROOM, key
 
 pytestmark = pytest.mark.vllm
@@ -35,6 +37,17 @@ class TouchedFiles(BlockFiles):
         self.touched += keys
 
 
+class Told(EventSocket):
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[object, ...]] = []
+
+    def send(self, kind: str, *values: object) -> None:
+        self.sent.append((kind, *values))
+
+
 def region(engine_id: str, rank: int | None = None) -> Any:
     torchvision_ops.declare_missing()
     from engine.vllm import tiers_0_32 as vllm_tiers
@@ -45,18 +58,19 @@ def region(engine_id: str, rank: int | None = None) -> Any:
 
 
 @contextmanager
-def tiers(folder: Path, memory_of: Any = None, manager_of: Any = None) -> Generator[tuple[Any, TouchedFiles]]:
+def tiers(
+    folder: Path, memory_of: Any = None, manager_of: Any = None, events: Any = None
+) -> Generator[tuple[Any, TouchedFiles]]:
     """A manager of both tiers, of two blocks in memory."""
     made = region(secrets.token_hex(8))
     from engine.vllm.block_tiers.file_tier import FileTier
     from engine.vllm.block_tiers.manager import BlockTiersManager, Contents, MemoryTier
-    from engine.vllm.event_socket import EventSocket
 
     contents, files = Contents(16), TouchedFiles(folder)
     try:
         memory = (memory_of or MemoryTier)(contents, num_chunks=ROWS, mmap_region=made)
         tier = FileTier(None, memory.get_kv_memoryview(), files, ROWS)
-        manager: Any = (manager_of or BlockTiersManager)(memory, tier, contents, EventSocket())
+        manager: Any = (manager_of or BlockTiersManager)(memory, tier, contents, events or EventSocket())
         yield manager, files
         manager.shutdown()
     finally:
@@ -77,6 +91,12 @@ def test_what_finds_no_room_is_offered_at_each_step_and_kept_once(tmp_path: Path
         manager.on_request_finished(request)
         assert files.touched == [key(number) for number in (4, 3, 2, 1, 0)]
         assert manager.state().memory_dropped == len(rest)
+
+
+def test_tiers_say_what_they_have_before_there_is_a_request(tmp_path: Path) -> None:
+    told = Told()
+    with tiers(tmp_path / "blocks", events=told) as (manager, _):
+        assert told.sent == [("tiers", astuple(manager.state()))]
 
 
 def test_a_region_whose_name_is_gone_ends_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
