@@ -41,15 +41,17 @@ def doubled(node: yaml.Node | None) -> tuple[str, int, int] | None:
             continue
         seen.add(id(one))
         if isinstance(one, yaml.SequenceNode):
-            waiting += [((*at, str(index)), value) for index, value in reversed(list(enumerate(one.value)))]
+            parts: list[yaml.Node] = one.value
+            waiting += [((*at, str(index)), part) for index, part in reversed(list(enumerate(parts)))]
             continue
         lines: dict[str, int] = {}
-        for key, _ in one.value:
+        pairs: list[tuple[yaml.Node, yaml.Node]] = one.value
+        for key, _ in pairs:
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines and name != "<<":
                 return ".".join((*at, name)), lines[name], line
             lines[name] = line
-        waiting += [((*at, str(key.value)), value) for key, value in reversed(one.value)]
+        waiting += [((*at, str(key.value)), value) for key, value in reversed(pairs)]
     return None
 
 

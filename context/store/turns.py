@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from context.images.memo import Lru
+from context.store.known_points import KnownPoints
 from context.store.turn_codec import Kept, Texts, cost_of, decode, decode_tools, value_bytes, value_of
 from context.store.turn_entries import sort_out
 from context.store.turn_file import (
@@ -110,6 +111,10 @@ class SqliteTurns:
             undo.callback(self._prober.close)
             # Reads the whole index once, so that the event loop finds its pages in memory.
             self._prober.execute("SELECT count(*), max(length) FROM points").fetchone()
+            self._points = _known_points(path)
+            if self._points is not None:
+                undo.callback(self._points.close)
+                self._points.refresh(self._writer)
             undo.pop_all()
         # Used by the reading thread alone.
         self._tools: Lru[bytes, Tools] = Lru(_TOOLS_BYTES, lambda tools: len(tools.data))
@@ -121,6 +126,8 @@ class SqliteTurns:
 
     def probe(self, tenant: str, chain: Sequence[bytes], above: int) -> Point | None:
         try:
+            if self._points is not None and not self._points.may_have(chain, above):
+                return None
             return _probe(self._prober, tenant, chain, above)
         except ERRORS as error:
             raise store_error(error) from error
@@ -134,6 +141,8 @@ class SqliteTurns:
         self, tenant: str, chain: Sequence[bytes], above: int, known: KnownRows | None, came: Sequence[Message] = ()
     ) -> tuple[Point, Row] | None:
         with translated():
+            if self._points is not None and not self._points.may_have(chain, above):
+                return None
             point = _probe(self._reader, tenant, chain, above)
             row = point and self.load(tenant, point.turn, known, came)
             return (point, row) if point and row else None
@@ -213,6 +222,10 @@ class SqliteTurns:
             insert(writer, _ADD_REPLY, sorted_out.replies)
             # In the order of the table, so that a page is changed once.
             insert(writer, _ADD_POINT, sorted(sorted_out.points), _NEWER_POINT)
+            if self._points is not None:
+                self._points.add(chain for _, chain, *_ in sorted_out.points)
+        if self._points is not None:
+            self._points.refresh(self._writer)
         return sorted_out.refused
 
     def _there(self, entries: Sequence[Entry]) -> dict[int, tuple[str, bool]]:
@@ -266,6 +279,8 @@ class SqliteTurns:
         for connection in (self._prober, self._reader, self._writer):
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
+        if self._points is not None:
+            self._points.close()
 
     def discard(self) -> None:
         move_aside(self._path, self._file)
@@ -283,6 +298,13 @@ class SqliteTurns:
             finally:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
+
+
+def _known_points(path: Path) -> KnownPoints | None:
+    """None where there is no place for its counter: SQLite is asked for all then."""
+    with contextlib.suppress(OSError, ValueError):
+        return KnownPoints(path)
+    return None
 
 
 def open_turns(path: Path, busy_seconds: float) -> SqliteTurns:

@@ -32,6 +32,7 @@ from engine.asgi import call
 from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, EventBatch, ImagePoolState
 from engine.events import EventHub
 from engine.images import Holdings, open_chat
+from engine.vllm.block_tiers.settings import SETTING as BLOCK_TIERS
 from engine.vllm.core_calls import answered
 from engine.vllm.environment import set_environment
 from engine.vllm.features import (
@@ -141,44 +142,42 @@ class VllmEngine:
         Raises:
             EngineUnavailable: the engine is not ready, or works on a request.
         """
-        await self._reset_prefixes(with_tiers=False)
+        self._require_ready()
+        await self._reset_prefixes(self._client)
 
     async def reset_caches(self) -> None:
         self._require_ready()
         client = self._client
-        await self._reset_prefixes(with_tiers=self._has_tiers)
+        await self._reset_prefixes(client)
+        left: list[str] = []
+        # vLLM has it emptied also where it refuses to empty its blocks, so not before these are gone.
+        if self._has_tiers and not await answered(client, client.reset_prefix_cache(reset_connector=True)):
+            left.append(f"{BLOCK_TIERS}.folder")
         if self._info.reuses_images:
-            await self._clear_images(client)
+            # Every worker has a pool of its own, and answers when it is empty.
+            if not all(await answered(client, client.collective_rpc(CLEAR_IMAGES))):
+                left.append(f"{IMAGE_KV}.folder")
+            await self._tell_pool(client)
         await answered(client, client.reset_mm_cache())
         # Not before: a chat in between would be believed, and its images dropped after it.
         self._holdings.clear()
         await answered(client, client.reset_encoder_cache())
-
-    async def _clear_images(self, client: Any) -> None:
-        # Every worker has a pool of its own, and answers when it is empty.
-        gone = await answered(client, client.collective_rpc(CLEAR_IMAGES))
-        await self._tell_pool(client)
-        if not all(gone):
-            raise EngineUnavailable(f"Files in {IMAGE_KV}.folder could not be removed; the log says why.")
+        if left:
+            folders = " and ".join(left)
+            raise EngineUnavailable(f"All is empty, but files in {folders} could not be removed; the log says why.")
 
     async def _tell_pool(self, client: Any) -> None:
         # The core tells of it after a step, which comes with a request; until then what it told last would stand.
         found = await answered(client, client.collective_rpc(IMAGE_POOL))
         self._hub.publish(EventBatch("images", 0, time.time(), (ImagePoolState(*found[0]),)))
 
-    async def _reset_prefixes(self, *, with_tiers: bool) -> None:
-        self._require_ready()
-        client, loop = self._client, asyncio.get_running_loop()
+    async def _reset_prefixes(self, client: Any) -> None:
+        loop = asyncio.get_running_loop()
         until = loop.time() + _RESET_SECONDS
         # A core that works answers after its step alone; so it is asked when it has nothing to do any more. It frees a
         # finished request's blocks one step after its last token left, and refuses until then.
         while loop.time() < until:
-            # It empties the connector also where it refuses, so that is not asked for before the blocks are gone.
-            if (
-                not self.running()
-                and await answered(client, client.reset_prefix_cache())
-                and (not with_tiers or await answered(client, client.reset_prefix_cache(reset_connector=True)))
-            ):
+            if not self.running() and await answered(client, client.reset_prefix_cache()):
                 return
             await asyncio.sleep(0.02)
         raise EngineUnavailable("The prefix cache cannot be emptied while requests are running.")
