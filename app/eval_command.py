@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ from context.errors import ConfigError
 from engine.demo_model import bundled_folder
 from engine.reference.profile import ReuseProfile, read_profile, write_profile
 from metrics.eval import base
-from metrics.eval.base import Cell, EngineOutcome, Options
+from metrics.eval.base import Cell, EngineOutcome, Options, Say
 
 if TYPE_CHECKING:
     from metrics.eval.cases import Case
@@ -80,14 +80,14 @@ def _evaluate(
     return 0
 
 
-def _engine_asker(options: argparse.Namespace, say: Callable[[str], None]) -> AskEngine:
+def _engine_asker(options: argparse.Namespace, say: Say) -> AskEngine:
     from metrics.eval.on_engine import engine_for
 
     folder = bundled_folder() if options.model in (None, "demo") else Path(options.model).expanduser()
 
     async def asked(cases: Sequence[Case], cells: Sequence[Cell]) -> dict[Cell, list[EngineOutcome]]:
         by_layer = any(cell.method == base.PER_LAYER for cell in cells)
-        say("engine: starting")
+        say("engine", "engine: starting")
         async with engine_for(folder, _profile_file(options) if by_layer else None) as engine:
             return await engine.evaluate(cases, cells, say)
 

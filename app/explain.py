@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, cast
 
 from blake3 import blake3
@@ -18,6 +19,7 @@ from context.plan import PrefixBreak
 from context.policies.base import Estimate, Policy
 from context.policies.limits import spelled_tokens
 from context.policies.quotas import count_images
+from context.separation import Allowance
 from context.transcript import ImagePart
 
 EXPLAIN_HEADER = b"x-stillframe-explain"
@@ -99,21 +101,24 @@ def pinned_images(header: str | None) -> frozenset[str]:
     return frozenset(names)
 
 
-def explanation(begun: Begun, policy: Policy, estimate: Estimate) -> dict[str, Any]:
+def explanation(begun: Begun, policy: Policy, estimate: Estimate, allowed: Allowance | None = None) -> dict[str, Any]:
     """A turn's plan for the eyes of the client that sent it: places, causes, ids and counts, no text.
 
     Args:
         begun: the turn.
         policy: which policy made the plan.
         estimate: prompt tokens of a message.
+        allowed: of approximate KV of the images that are sent; None where all is exact.
     """
     plan = begun.plan
+    reuse = None if allowed is None else allowed.reuse
     counts = count_images(plan, (), estimate)
     tools = spelled_tokens(to_json(plan.tools), estimate) if plan.tools else 0
     return {
         "conversation": begun.conversation,
         "turn": begun.number,
         "policy": {"name": policy.name, "version": policy.version},
+        **({} if allowed is None or reuse is None else {"reuse": {**asdict(reuse), "by": allowed.actor}}),
         "replayed": plan.replayed,
         "epoch": plan.epoch,
         "breaks": [_break_object(one) for one in plan.breaks],

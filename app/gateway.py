@@ -27,7 +27,7 @@ from context.tenancy import Tenancy, Tenant, load_secret, load_token
 from engine.base import Engine, EngineInfo
 from engine.template_check import TemplateFindings, check_template
 from metrics.attribution import Attributor
-from metrics.encoder_log import EncoderLog
+from metrics.engine_log import EngineLog
 from metrics.exports.genai import provider_name
 from metrics.exports.otel import open_exporter
 from metrics.kv_mirror import KvMirror
@@ -63,12 +63,12 @@ class Gateway:
         self.settings = settings
         self.engine = engine
         self.metrics = GatewayMetrics()
-        self.encoder_log = EncoderLog(self.metrics)
+        self.engine_log = EngineLog(self.metrics)
         self._collects = False
         # Their tasks, until their turns are recorded.
         self.chats: set[asyncio.Task[Any]] = set()
         self.background = Background(self.metrics.count_background_failure)
-        self.recorder = Recorder(self.metrics, self.encoder_log, settings.price_table())
+        self.recorder = Recorder(self.metrics, self.engine_log, settings.price_table())
         # What it knows of the engine comes with the engine.
         self.attributor = self.recorder.attributor = Attributor(None, None)
         self.recorder.measure = lambda model, wire: self.estimators.uncorrected(model, wire)
@@ -236,7 +236,7 @@ class Gateway:
         follow = [mirror.follow(self.engine)] if mirror is not None else []
         try:
             async with asyncio.TaskGroup() as group:
-                for work in (self.encoder_log.follow(self.engine), *follow, self._check_engine(info)):
+                for work in (self.engine_log.follow(self.engine), *follow, self._check_engine(info)):
                     group.create_task(work)
         except* EngineError:
             # It stops, or did.

@@ -19,7 +19,7 @@ _SHARE = re.compile(r"0(\.[0-9]{1,6})?|1(\.0{1,6})?")
 
 def told_reuse(reuse: Reuse) -> str:
     """What a response says of approximate KV of images, as the engine honours it."""
-    return f"position_independent; ratio={reuse.ratio:g}{'; profile' if reuse.profile else ''}"
+    return f"position_independent; ratio={reuse.spelled}"
 
 
 def honoured(reuse: Reuse, info: EngineInfo) -> Reuse | None:

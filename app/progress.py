@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -12,25 +13,27 @@ _EVERY_SECONDS = 5.0
 
 
 @contextmanager
-def progress(console: Console, first: str, every_seconds: float = _EVERY_SECONDS) -> Generator[Callable[[str], None]]:
-    """Gives what is to be called with a text whenever the work has gone on.
+def progress(
+    console: Console, first: str, every_seconds: float = _EVERY_SECONDS
+) -> Generator[Callable[[str, str], None]]:
+    """Gives what is to be called, whenever the work has gone on, with the stage it is at and a text.
 
-    Where the console is no terminal a text is a line of its own: the first one, each that begins with another word than
-    the one before, and of the others one in `every_seconds`.
+    Where the console is no terminal a text is a line of its own: the first one, the first of each stage, and of the
+    others one in `every_seconds`.
     """
     if console.is_terminal:
         with console.status(first) as status:
-            yield status.update
+            yield lambda _stage, text: status.update(text)
         return
-    told, at = "", 0.0
+    at_stage, at = "", -math.inf
 
-    def tell(text: str) -> None:
-        nonlocal told, at
-        word, now = text.partition(" ")[0], time.monotonic()
-        if word == told and now - at < every_seconds:
+    def tell(stage: str, text: str) -> None:
+        nonlocal at_stage, at
+        now = time.monotonic()
+        if stage == at_stage and now - at < every_seconds:
             return
-        told, at = word, now
+        at_stage, at = stage, now
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    tell(first)
+    tell("", first)
     yield tell

@@ -119,8 +119,8 @@ async def request_record(gateway: Gateway, scope: asgi.Scope, receive: asgi.Rece
     pool of images' KV, where it was allowed and the engine has said so."""
     _require_admin(gateway, scope)
     request_id = asgi.path(scope).removeprefix(_REQUESTS)
-    counts = await gateway.encoder_log.final(request_id, timeout_seconds=2.0)
-    reuse = gateway.encoder_log.reuse(request_id)
+    counts = await gateway.engine_log.final(request_id, timeout_seconds=2.0)
+    reuse = gateway.engine_log.reuse(request_id)
     await asgi.respond_json(
         send,
         200,

@@ -22,7 +22,6 @@ from app.gateway import Gateway
 from app.image_reuse import REUSE_HEADER, asked_reuse, honoured, told_reuse
 from app.sse import error_events
 from app.wire import ChatCall
-from context.apart import Allowance
 from context.conversations import Begun
 from context.errors import EngineError, RequestError, StillframeError, place_of
 from context.estimates import message_tokens
@@ -32,6 +31,7 @@ from context.plan import SentMessage
 from context.policies.base import Estimate
 from context.policies.choice import POLICY_HEADER, Choices, LoadedPolicy
 from context.reuse import Reuse
+from context.separation import Allowance
 from context.tenancy import Tenant
 from metrics.records.made import Ended
 from metrics.records.record import Outcome
@@ -167,7 +167,7 @@ class ServedTurn:
         """The plan of a turn that was begun, for its client."""
         assert self.begun is not None
         assert self.policy is not None
-        return explanation(self.begun, self.policy, self.estimate)
+        return explanation(self.begun, self.policy, self.estimate, self.allowed)
 
     async def fail(self, error: StillframeError, receive: asgi.Receive) -> None:
         """Answer with an error of ours, unless an answer has begun.

@@ -19,6 +19,7 @@ from context.ledger import Draft, Found, Ledger, NewReply, NewTurn
 from context.plan import PromptPlan, SentMessage, SummaryRequest, Turn
 from context.planner import OWN_CHOICE, Known, continues, plan
 from context.policies.base import Policy, Request
+from context.separation import EXACT, Allowance, allowed_before
 from context.transcript import Transcript, chain_after, message_of, transcript
 
 # Keys of a reply that come back in a history; what else an engine says of it (reasoning, annotations) mostly does not.
@@ -36,7 +37,8 @@ class Begun:
     """A turn that was planned.
 
     `number` counts the turns of its branch of the conversation, from 1. `turn` is there once it was accepted. `before`
-    is what the turn that it goes on from had sent, until this one is accepted.
+    is what the turn that it goes on from had sent, until this one is accepted; `allowed_before` is what that one
+    allowed of approximate KV of images.
     """
 
     tenant: str
@@ -48,6 +50,7 @@ class Begun:
     policy: str
     turn: Turn | None = None
     before: tuple[SentMessage, ...] = ()
+    allowed_before: Allowance = EXACT
 
 
 class Conversations:
@@ -107,7 +110,17 @@ class Conversations:
                 made = plan(came, tools, known, latest, policy, request, is_sure=is_sure, number=number, summary=text)
         if base is None:
             return Begun(tenant, conversation, number, came, made, None, policy.name)
-        return Begun(tenant, conversation, number, came, made, base.id, policy.name, before=base.sent)
+        return Begun(
+            tenant,
+            conversation,
+            number,
+            came,
+            made,
+            base.id,
+            policy.name,
+            before=base.sent,
+            allowed_before=allowed_before(base),
+        )
 
     def draft(self, begun: Begun) -> Draft | None:
         """A turn made ready for `accept`, which may never come. None where that has to be done there."""
@@ -128,6 +141,7 @@ class Conversations:
             begun.parent,
             begun.policy,
             turn,
+            allowed_before=begun.allowed_before,
         )
 
     async def answer(self, begun: Begun, message: Mapping[str, Any]) -> None:

@@ -51,7 +51,7 @@ def without_images(
         place = next((one.source for one in sent[same:] if one.source is not None), last)
         lost = sum(estimate(one.wire) for one in before[same:])
         own = (PrefixBreak("policy_eviction", "gateway", place, lost_tokens=lost, detail=_WORDS),)
-        is_first = plan.salted is None or plan.salted[0] >= same
+        is_first = plan.unread_from is None or plan.unread_from[0] >= same
         breaks, reports = (own, (*breaks, *reports)) if is_first else (breaks, (*own, *reports))
     return replace(plan, sent=sent, tail=tail, replayed=same, breaks=breaks, reports=reports)
 

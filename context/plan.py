@@ -119,9 +119,9 @@ class PromptPlan:
         state, epoch: see `Turn`.
         tail: content parts that stand behind everything in this turn alone; no later turn replays them.
         summary: a summary that would make the next plan shorter.
-        salted: message as sent, and part of it, from which on the engine reads nothing of what is repeated, for this
-            turn allows other KV of images than the one before; None where it reads all. `breaks` says so, too, where
-            nothing else comes first.
+        unread_from: message as sent, and part of it, from which on the engine reads nothing of what is repeated, for
+            this turn allows other KV of images than the one before; None where it reads all. `breaks` says so, too,
+            where nothing else comes first.
     """
 
     sent: tuple[SentMessage, ...]
@@ -134,7 +134,7 @@ class PromptPlan:
     epoch: int = 0
     tail: tuple[Any, ...] = ()
     summary: SummaryRequest | None = None
-    salted: tuple[int, int] | None = None
+    unread_from: tuple[int, int] | None = None
 
 
 @frozen

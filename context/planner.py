@@ -21,7 +21,6 @@ from blake3 import blake3
 from pydantic_core import to_json
 
 from context.alignment import heals
-from context.apart import REUSE, apart, salt_break
 from context.frozen import frozen
 from context.layout.control import neutralize_value
 from context.layout.messages import lay_out
@@ -30,6 +29,7 @@ from context.plan import Healed, PrefixBreak, PromptPlan, Turn
 from context.policies.base import Policy, Request, Rules, Shaped, View
 from context.policies.limits import fit
 from context.replay import Replay, common, replay_changed, replay_prefix
+from context.separation import REUSE, salt_break, separated
 from context.switch import LIBERTIES, liberties
 from context.transcript import Transcript, message_of
 
@@ -109,8 +109,8 @@ def plan(
     breaks, reports = _breaks(found, shaped, view, same, the_tools.broken, _switched_from(base, found, policy))
     replayed = common(before, shaped.sent)
     epoch = (base.epoch if base is not None else 0) + any(one.actor == "policy" for one in (*breaks, *reports))
-    salted = apart(base, request.allowance, shaped.sent, 0 if the_tools.broken else replayed)
-    if (salt := salt_break(salted, shaped.sent, before, transcript.messages, request.estimate)) is not None:
+    separation = separated(base, request.allowance, shaped.sent, 0 if the_tools.broken else replayed)
+    if (salt := salt_break(separation, shaped.sent, before, transcript.messages, request.estimate)) is not None:
         # It stands in what is repeated: in front of every other one.
         breaks, reports = (salt,), (*breaks, *reports)
     return PromptPlan(
@@ -120,11 +120,11 @@ def plan(
         breaks=breaks,
         healed=(*the_tools.healed, *_healed(base, found, transcript), *laid_out.healed) if rules.replay else (),
         reports=reports,
-        state=_state(the_tools.form, shaped, rules, request, salted.state),
+        state=_state(the_tools.form, shaped, rules, request, separation.state),
         epoch=epoch,
         tail=(*shaped.tail, *laid_out.tail_of(shaped.sent, transcript, rules)),
         summary=None if shaped.summary is None else replace(shaped.summary, tools=the_tools.sent),
-        salted=salted.place,
+        unread_from=separation.place,
     )
 
 

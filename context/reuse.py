@@ -20,3 +20,8 @@ class Reuse:
     def approximate(self) -> bool:
         """Whether anything is taken from elsewhere."""
         return self.ratio < 1
+
+    @property
+    def spelled(self) -> str:
+        """As a client asks for it: `0.05`, or `0.05; profile`."""
+        return f"{self.ratio:g}{'; profile' if self.profile else ''}"

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from app.dashboard.access import Viewer
-from app.dashboard.stores import stores
+from app.dashboard.pool_and_tiers import pool_and_tiers
 from app.gateway import Gateway
 from context.errors import RequestError
 from metrics.dashboard.conversations import conversation, conversation_list
@@ -92,7 +92,7 @@ def live_version(gateway: Gateway, name: str) -> tuple[Any, ...]:
     seen = (mirror.last_eviction, mirror.resident_blocks) if mirror is not None else ()
     checks = tuple(gateway.engine_checks().values()) if name == "status" else ()
     if name == "images":
-        seen = (*seen, gateway.encoder_log.pool, gateway.encoder_log.tiers)
+        seen = (*seen, gateway.engine_log.pool, gateway.engine_log.tiers)
     return (gateway.engine.health().state, gateway.metrics.running_now, checks, *seen)
 
 
@@ -189,7 +189,7 @@ async def images_view(gateway: Gateway, asked: Asked) -> dict[str, Any]:
     if asked.viewer.tenant is not None:
         return {**found, "kv": None, "pool": None, "tiers": None}
     mirror = _mirror(gateway)
-    return {**found, "kv": None if mirror is None else by_modality(mirror.counts()), **stores(gateway)}
+    return {**found, "kv": None if mirror is None else by_modality(mirror.counts()), **pool_and_tiers(gateway)}
 
 
 async def image_view(gateway: Gateway, asked: Asked) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def _in_engine(gateway: Gateway, tenant: str, image_id: str) -> dict[str, Any]:
     uuid = gateway.dashboard.access.tenant(tenant).image_uuid(image_id)
     mirror = _mirror(gateway)
     held = None if mirror is None else mirror.image(uuid)
-    encoder = gateway.encoder_log.of_image(uuid) if gateway.recorder.has_encoder_events else None
+    encoder = gateway.engine_log.of_image(uuid) if gateway.recorder.has_encoder_events else None
     return {
         "resident_tokens": None if mirror is None else held.tokens if held is not None else 0,
         "resident_blocks": None if mirror is None else held.blocks if held is not None else 0,

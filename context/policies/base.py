@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from context.alignment.base import SlotMatch
-from context.apart import EXACT, Allowance
 from context.estimates import message_tokens
 from context.frozen import frozen
 from context.layout.control import DEFAULT_TOKENS, ControlTokens
 from context.layout.hoist import ToolImages
 from context.layout.patterns import BUILTIN, Patterns
 from context.plan import PrefixBreak, SentMessage, SummaryRequest
+from context.separation import EXACT, Allowance
 from context.transcript import SYSTEM_ROLES, ImagePart, Message
 
 Estimate = Callable[[Mapping[str, Any]], int]

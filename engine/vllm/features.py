@@ -18,7 +18,7 @@ from engine.vllm.private_folder import make_private
 OWN = ("image-kv", "block-tiers", "eviction")
 _IMAGE_KV_SETS = ("kv-transfer-config", "ec-transfer-config", "scheduler-cls", "worker-extension-cls")
 # Of `image_kv/extension.py`, which is not imported here: it needs vLLM.
-_EXTENSION = "engine.vllm.image_kv.extension.ImageKvWorker"
+_EXTENSION = "engine.vllm.image_kv.extension.ImageKvExtension"
 ATTACH, CLEAR_IMAGES, IMAGE_POOL = "stillframe_attach", "stillframe_clear_images", "stillframe_image_pool"
 
 

@@ -19,7 +19,7 @@ class Attributing:
     def __init__(
         self,
         ending: Ending | None,
-        attributed: Callable[[MirrorView | None, int, Actor | None], Attribution],
+        attributed: Callable[[MirrorView | None, int, Actor | None, bool], Attribution],
         before: Left | None = None,
     ) -> None:
         self._ending, self._attributed = ending, attributed
@@ -30,10 +30,12 @@ class Attributing:
         """There is nothing to wait for."""
         return self._ending is None or self._ending.is_settled
 
-    def result(self, loaded_tokens: int = 0, apart_by: Actor | None = None) -> Attribution:
+    def result(self, loaded_tokens: int = 0, apart_by: Actor | None = None, *, was_exact: bool = False) -> Attribution:
         """By what is known now. `loaded_tokens` came from a pool of images' KV: they were not read, and not lost.
-        `apart_by` has allowed what makes the engine keep the turn apart from the one before."""
-        return self._attributed(None if self._ending is None else self._ending.view(), loaded_tokens, apart_by)
+        `apart_by` has allowed what makes the engine keep the turn apart from the one before; `was_exact`: it kept
+        nothing apart of that one, whatever the plan supposed."""
+        view = None if self._ending is None else self._ending.view()
+        return self._attributed(view, loaded_tokens, apart_by, was_exact)
 
 
 class Attributor:
@@ -103,7 +105,8 @@ class Attributor:
         """
         known = self._begun.pop(request_id, None)
         if known is None:
-            return Attributing(None, lambda _view, _loaded, _by: Attribution(cause="engine_unreported", actor="engine"))
+            unknown = Attribution(cause="engine_unreported", actor="engine")
+            return Attributing(None, lambda _view, _loaded, _by, _exact: unknown)
         owner, cache = known
         before = None if parent is None else self._left.get(parent)
         if parent is not None and before is None:
@@ -118,7 +121,9 @@ class Attributor:
                 request_id, turn, parent=parent, prompt_tokens=usage.prompt_tokens, read_tokens=usage.read_tokens
             )
 
-        def attributed(view: MirrorView | None, loaded_tokens: int, apart_by: Actor | None) -> Attribution:
+        def attributed(
+            view: MirrorView | None, loaded_tokens: int, apart_by: Actor | None, was_exact: bool
+        ) -> Attribution:
             return attribute(
                 plan,
                 before,
@@ -131,6 +136,7 @@ class Attributor:
                 template_extends=self.template_extends,
                 loaded_tokens=loaded_tokens,
                 apart_by=apart_by,
+                was_exact=was_exact,
             )
 
         return Attributing(ending, attributed, before)

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic_core import to_json
 
-from context.apart import in_front
 from context.estimates import message_tokens, text_tokens
 from context.frozen import frozen
 from context.plan import Actor, Cause, PromptPlan
+from context.separation import in_front
 from context.transcript import ImagePart
 from metrics.attribution.base import Attribution, Cache, Left
 from metrics.kv_mirror.base import Eviction, MirrorView, Owner
@@ -62,6 +63,7 @@ def attribute(
     template_extends: bool | None = None,
     loaded_tokens: int = 0,
     apart_by: Actor | None = None,
+    was_exact: bool = False,
 ) -> Attribution:
     """What a turn could have read, and why it read less.
 
@@ -79,12 +81,15 @@ def attribute(
         apart_by: who has allowed what makes the engine keep its blocks apart from those of the turn before, also where
             the plan could not know; the engine itself where it had nothing left that it keeps apart; None where it does
             not.
+        was_exact: the engine has kept nothing apart of the turn before, whatever the plan supposed.
     """
     block = block_tokens or UNKNOWN_BLOCK_TOKENS
     if usage.read_tokens is None or usage.prompt_tokens is None:
         return Attribution(cause="engine_unreported", actor="engine")
     if before is None:
         return Attribution(0, 0, "cold", "client")
+    if was_exact:
+        plan = _without_salt(plan, before)
     lengths = _lengths(plan, before, usage.prompt_tokens, usage.read_tokens, view, block, estimate)
     if not lengths.expected:
         return Attribution(0, 0, "below_block", "engine")
@@ -99,6 +104,15 @@ def attribute(
         return Attribution(lengths.expected, lost, cause, actor, at)
     image, whose, tokens = _evicted(view.evicted, lengths.read // block, owner)
     return Attribution(lengths.expected, lost, cause, actor, at, image, whose, tokens)
+
+
+def _without_salt(plan: PromptPlan, before: Left) -> PromptPlan:
+    """The plan as it is where nothing stood apart. What breaks it otherwise has become the first of its reports."""
+    if not plan.breaks or plan.breaks[0].cause != "salt":
+        return plan
+    is_broken = before.messages is not None and plan.replayed < min(before.messages, len(plan.sent))
+    rest = plan.reports if is_broken else ()
+    return replace(plan, breaks=rest[:1], reports=plan.reports[len(rest[:1]) :], unread_from=None)
 
 
 def _lengths(
@@ -143,8 +157,8 @@ def _place(plan: PromptPlan, prompt_tokens: int, estimate: Estimate) -> int:
     tools, sizes, tail = _sizes(plan, estimate)
     whole = tools + sum(sizes) + tail
     same = tools + sum(sizes[: plan.replayed])
-    if plan.salted is not None and plan.breaks and plan.breaks[0].cause == "salt":
-        message, part = plan.salted
+    if plan.unread_from is not None and plan.breaks and plan.breaks[0].cause == "salt":
+        message, part = plan.unread_from
         same = tools + sum(sizes[:message]) + in_front(plan.sent[message].wire, part, estimate)
     return round(same * prompt_tokens / whole) if whole else 0
 

@@ -4,7 +4,7 @@
     overview.py       now and over time, by turn, causes, evictions
     conversations.py  the list, and one conversation's turns
     images.py         the list, and one image's conversations
-    stores.py         the pool of images' KV and the tiers for blocks
+    pool_and_tiers.py the pool of images' KV and the tiers for blocks
     policies.py       the policies in force, and what each cost
     whatif.py         recorded turns under other policies, in simulation
 

@@ -89,6 +89,8 @@ def turn_figures(record: TurnRecord) -> dict[str, Any]:
         "first_token_seconds": record.first_token_seconds,
         "total_seconds": record.total_seconds,
         "cost": record.cost,
+        "reuse": record.reuse,
+        "reuse_by": record.reuse_by,
         "image_ids": list(record.image_ids),
     }
 

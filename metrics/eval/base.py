@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Hop = Literal["single_hop", "multi_hop"]
+# Is told the stage that the work is at, and how far it is.
+Say = Callable[[str, str], None]
 
 DONORS = ("same", "text_moved", "other_images", "describe", "reordered")
 RATIOS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)

@@ -9,7 +9,7 @@ from the ratio on are a donor's. What moves is the text's reading alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from engine.reference.profile import ReuseProfile
 from engine.reference.reuse import KeysValues, reuse, rope_table
 from engine.reference.selection import Layout, head
 from metrics.eval.answers import Full, contexts_of, full_recompute
+from metrics.eval.base import Say
 from metrics.eval.cases import Case, draw_cases
 from metrics.eval.held import place
 from metrics.eval.parallel import each
@@ -27,9 +28,7 @@ GRID = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 STEP = 0.01
 
 
-def calibrate(
-    subject: Subject, questions: int, seed: int, donors: Sequence[str], say: Callable[[str], None]
-) -> ReuseProfile:
+def calibrate(subject: Subject, questions: int, seed: int, donors: Sequence[str], say: Say) -> ReuseProfile:
     """Measure a profile on questions that no evaluation asks. The same arguments give the same one.
 
     Args:
@@ -37,7 +36,7 @@ def calibrate(
         questions: of each hop.
         seed: of the questions.
         donors: contexts that the images' KV is taken from; each counts the same.
-        say: is told how far it is.
+        say: is told the stage it is at, and how far it is.
     """
     table = rope_table(subject.model.shape, MOST_POSITIONS)
     cases = list(draw_cases(subject.encoder, questions, (seed,), "validation"))
@@ -48,7 +47,7 @@ def calibrate(
         taken = [place(case.prompt, len(full.prompt.ids), one, table) for one in contexts]
         return torch.stack([_moved(subject, case, full, one) for one in taken]).mean(0)
 
-    made = each(cases, moved, lambda done: say(f"calibration: question {done} of {len(cases)}"))
+    made = each(cases, moved, lambda done: say("calibration", f"calibration: question {done} of {len(cases)}"))
     mean: list[list[float]] = torch.stack(made).mean(0).tolist()
     sensitivity = tuple(tuple(round(figure, 9) for figure in layer) for layer in mean)
     return ReuseProfile(subject.weights_sha256, GRID, sensitivity, STEP, 2 * questions, seed)

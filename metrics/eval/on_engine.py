@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from engine.events import followed
 from engine.vllm.embedded import VllmEngine
 from engine.vllm.options import VllmSettings
 from metrics.eval import base
-from metrics.eval.base import Cell, EngineOutcome
+from metrics.eval.base import Cell, EngineOutcome, Say
 from metrics.eval.cases import Case
 
 if TYPE_CHECKING:
@@ -94,9 +94,7 @@ class OnEngine:
             self._reused |= {event.request_id: event for event in batch.events if isinstance(event, ImageReuse)}
             self._came.set()
 
-    async def evaluate(
-        self, cases: Sequence[Case], cells: Sequence[Cell], say: Callable[[str], None]
-    ) -> dict[Cell, list[EngineOutcome]]:
+    async def evaluate(self, cases: Sequence[Case], cells: Sequence[Cell], say: Say) -> dict[Cell, list[EngineOutcome]]:
         """What each cell comes to, of the methods that an engine has; for `full` under the first donor.
 
         Raises:
@@ -106,7 +104,7 @@ class OnEngine:
         found: dict[Cell, list[EngineOutcome]] = {cell: [] for cell in cells}
         donors = list(dict.fromkeys(cell.donor for cell in cells if cell.donor is not None))
         for number, case in enumerate(cases):
-            say(f"engine: question {number + 1} of {len(cases)}")
+            say("engine", f"engine: question {number + 1} of {len(cases)}")
             first_token = ""
             for at, donor in enumerate(donors or [base.DONORS[0]]):
                 await self._show(case.donors[donor])

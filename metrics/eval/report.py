@@ -16,7 +16,7 @@ from metrics.eval.findings import Comparison, Loss
 from metrics.eval.run import Result
 
 _FEW = (
-    "speedup: against full, with the count of timed questions (runs); "
+    "speedup: against full, with the count of timed questions; "
     f"with ~, from fewer than {base.FEWEST_TIMED}, it is indicative and no result."
 )
 _NOTE = (
@@ -142,8 +142,7 @@ def _rounded(value: Any) -> Any:
 def _speedup(row: Row | EngineRow) -> str:
     if row.speedup is None:
         return ""
-    runs = f"{row.timed_questions} run{'s' * (row.timed_questions > 1)}"
-    return f"{'~' * _is_indicative(row)}{row.speedup:.2f} ({runs})"
+    return f"{'~' * _is_indicative(row)}{row.speedup:.2f} ({row.timed_questions} timed)"
 
 
 def _small(value: float) -> str:

@@ -21,7 +21,7 @@ from engine.reference.qwen2_5_vl import Model
 from engine.reference.reuse import rope_table
 from metrics.eval import base
 from metrics.eval.answers import Answers
-from metrics.eval.base import Cell, EngineOutcome, EngineRow, Options, Row
+from metrics.eval.base import Cell, EngineOutcome, EngineRow, Options, Row, Say
 from metrics.eval.cases import Case, draw_cases
 from metrics.eval.engine_rows import engine_rows
 from metrics.eval.findings import Findings, findings
@@ -91,7 +91,7 @@ def evaluate(
     subject: Subject,
     options: Options,
     profile: ReuseProfile | None,
-    say: Callable[[str], None],
+    say: Say,
     ask_engine: AskEngine | None = None,
 ) -> Result:
     """Ask every question under every cell. The same options give the same figures, but for the times.
@@ -100,17 +100,18 @@ def evaluate(
         subject: the model.
         options: what to ask.
         profile: ratios of the model's layers, where they are asked for.
-        say: is told how far it is.
+        say: is told the stage it is at, and how far it is.
         ask_engine: asks the same of the embedded engine; None where it is not asked.
     """
     setting = Setting(subject.model, rope_table(subject.model.shape, MOST_POSITIONS), profile, options.seeds[0])
     answers = Answers(setting, subject.tokenizer, subject.encoder.end)
     cells = cells_of(options)
     cases = list(draw_cases(subject.encoder, options.questions, options.seeds))
+    ways = f"{len(cells)} way{'s' * (len(cells) > 1)} each"
     made = each(
         cases,
         lambda case: answers.of(case, cells),
-        lambda done: say(f"question {done} of {len(cases)}, {len(cells)} way{'s' * (len(cells) > 1)} each"),
+        lambda done: say("questions", f"question {done} of {len(cases)}, {ways}"),
     )
     # A method that is not possible within its budget is left out; it depends on the images' sizes.
     possible = [cell for cell in cells if all(cell in one for one in made)]

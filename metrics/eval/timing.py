@@ -9,12 +9,12 @@ Of reuse, turning the keys and putting them in place is in the time; reading the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from engine.reference.reuse import exact, reuse
 from metrics.eval import base
 from metrics.eval.answers import contexts_of, full_recompute
-from metrics.eval.base import Cell
+from metrics.eval.base import Cell, Say
 from metrics.eval.cases import Case
 from metrics.eval.variants import Maker, Setting
 
@@ -22,7 +22,7 @@ _ROUNDS = 3
 
 
 def first_token_seconds(
-    setting: Setting, cases: Sequence[Case], cells: Sequence[Cell], end: int, say: Callable[[str], None]
+    setting: Setting, cases: Sequence[Case], cells: Sequence[Cell], end: int, say: Say
 ) -> dict[Cell, float]:
     """Seconds to the first token by cell: the best of a few rounds for each case, a mean over the cases.
 
@@ -36,7 +36,7 @@ def first_token_seconds(
     stands_for = {cell: cell if cell.method == base.PREFIX else timed[Cell(cell.method, cell.ratio)] for cell in cells}
     best: dict[Cell, list[float]] = {cell: [] for cell in dict.fromkeys(stands_for.values())}
     for number, case in enumerate(cases):
-        say(f"timing {number + 1} of {len(cases)}")
+        say("timing", f"timing {number + 1} of {len(cases)}")
         clock = _Clock(setting, case, list(best), end)
         for _ in range(_ROUNDS):
             clock.round()

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from context.apart import Allowance
 from context.conversations import Begun
 from context.plan import SentMessage
+from context.separation import Allowance
 from context.tenancy import Tenant
 from context.transcript import ImagePart
 from metrics.attribution import Attribution
@@ -52,7 +52,7 @@ class Ended:
 
 def record_of(turn: Ended, cost: float | None, found: Mapping[str, Any]) -> TurnRecord:
     """The record of a turn, with what was found out about it."""
-    begun, usage = turn.begun, turn.usage
+    begun, usage, allowed = turn.begun, turn.usage, turn.allowed
     return TurnRecord(
         id=turn.id,
         request_id=turn.request_id,
@@ -75,6 +75,8 @@ def record_of(turn: Ended, cost: float | None, found: Mapping[str, Any]) -> Turn
         first_token_seconds=turn.first_token_seconds,
         total_seconds=turn.total_seconds,
         cost=cost,
+        reuse=None if allowed is None or allowed.reuse is None else allowed.reuse.spelled,
+        reuse_by=None if allowed is None or allowed.reuse is None else allowed.actor,
         **found,
     )
 

@@ -50,6 +50,8 @@ class TurnRecord:
         cost: by the price table; None without one.
         image_ids: the unique images, in order of their first place in the prompt.
         image_counts: how often each of them stands in the prompt.
+        reuse, reuse_by: what was allowed of approximate KV of its images, as a client asks for it (`0.05; profile`),
+            and who said so. None where all was exact.
     """
 
     id: int
@@ -95,6 +97,8 @@ class TurnRecord:
     evicted_conversation: str | None = None
     evicted_tokens: int | None = None
     unseen_images: bool = False
+    reuse: str | None = None
+    reuse_by: Actor | None = None
 
     @property
     def seconds(self) -> float:

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from context.apart import EXACT, Allowance
 from context.conversations import Begun
 from context.errors import place_of
 from context.plan import Actor
+from context.separation import EXACT, Allowance
 from context.tenancy import Tenant
 from metrics.attribution import Attributing, Attributor, Cache
 from metrics.attribution.unseen import are_unseen
-from metrics.encoder_log import EncoderLog
+from metrics.engine_log import EngineLog
 from metrics.exports.base import NoExporter, TurnExporter
 from metrics.kv_mirror import Owner
 from metrics.prometheus import GatewayMetrics
@@ -33,8 +33,6 @@ from metrics.records.writer import RecordWriter
 from metrics.usage import with_loaded
 
 _log = logging.getLogger(__name__)
-# With what the writer waits, a second: so much a killed process loses.
-_LATE_SECONDS = 0.4
 # Of so many it is known where the engine keeps their blocks.
 _MOST_TURNS = 20_000
 # By the end of a request its encoder events are mostly there.
@@ -63,21 +61,24 @@ class Recorder:
 
     Args:
         metrics: counts them.
-        encoder_log: what the encoder did, by request.
+        engine_log: what the encoder did, by request.
         prices: what tokens cost.
 
     `writer`, `attributor` and `exporter` may come later: without them nothing is kept, attributed or exported.
     `has_encoder_events` says that the engine tells what its encoder does; `measure` estimates text and visual tokens of
-    a message for a model, so that images are missed that were not shown to it.
+    a message for a model, so that images are missed that were not shown to it. What the engine tells behind its answer
+    is waited for no longer than `late_seconds`.
     """
 
-    def __init__(self, metrics: GatewayMetrics, encoder_log: EncoderLog, prices: Prices | None = None) -> None:
+    def __init__(self, metrics: GatewayMetrics, engine_log: EngineLog, prices: Prices | None = None) -> None:
         self.writer: RecordWriter | None = None
         self.attributor: Attributor | None = None
         self.exporter: TurnExporter = NoExporter()
         self.has_encoder_events = False
         self.measure: Callable[[str, Mapping[str, Any]], tuple[int, int]] | None = None
-        self._metrics, self._encoder_log, self._prices = metrics, encoder_log, prices or Prices()
+        # With what the writer waits, a second: so much a killed process loses.
+        self.late_seconds = 0.4
+        self._metrics, self._engine_log, self._prices = metrics, engine_log, prices or Prices()
         self._ended: deque[tuple[Ended, Begun]] = deque()
         self._late: deque[_Late] = deque()
         self._next: asyncio.Handle | None = None
@@ -188,7 +189,7 @@ class Recorder:
                 estimate=turn.estimate,
             )
         found = planned(begun, turn.before)
-        return _Late(turn, begun, found, attributing, now + _LATE_SECONDS, now + _LATE_ENCODER_SECONDS)
+        return _Late(turn, begun, found, attributing, now + self.late_seconds, now + _LATE_ENCODER_SECONDS)
 
     def _is_settled(self, late: _Late, now: float) -> bool:
         if late.turn.outcome != "completed":
@@ -196,54 +197,62 @@ class Recorder:
             return True
         if late.attributing is not None and not late.attributing.is_settled and now < late.until:
             return False
-        if late.turn.allowed and now < late.until and self._encoder_log.reuse(late.turn.request_id) is None:
+        if late.turn.allowed and now < late.until and self._engine_log.reuse(late.turn.request_id) is None:
             return False
         if not self.has_encoder_events or not late.planned["images"] or now >= late.encoder_until:
             return True
-        return self._encoder_log.finished(late.turn.request_id) is not None
+        return self._engine_log.finished(late.turn.request_id) is not None
 
     def _complete(self, late: _Late) -> None:
         turn, found = late.turn, late.planned
         if turn.outcome == "completed":
+            before_is_known, before = self._allowed_before(late.begun)
+            was_exact = before_is_known and before.reuse is None
             turn, parted_by = self._with_loaded(turn), self._parted_by(turn, late.begun)
             if turn.allowed is not None:
                 self._metrics.count_usage(turn.usage)
             if late.attributing is not None:
                 loaded = turn.usage.loaded_tokens or 0
-                found |= attributed(late.attributing.result(loaded, parted_by), turn, late.begun)
+                found |= attributed(late.attributing.result(loaded, parted_by, was_exact=was_exact), turn, late.begun)
             if found["images"] and self._are_unseen(late):
                 found["unseen_images"] = True
                 self._tell_unseen()
             if found["images"]:
-                counts = self._encoder_log.finished(turn.request_id) if self.has_encoder_events else None
+                counts = self._engine_log.finished(turn.request_id) if self.has_encoder_events else None
                 if counts is not None:
                     found |= {"encoder_runs": counts.runs, "encoder_hits": counts.hits}
         self._keep(turn, found)
 
     def _with_loaded(self, turn: Ended) -> Ended:
         """A turn with what was loaded for it, where the engine has said so."""
-        reuse = None if turn.allowed is None else self._encoder_log.reuse(turn.request_id)
+        reuse = None if turn.allowed is None else self._engine_log.reuse(turn.request_id)
         return turn if reuse is None else replace(turn, usage=with_loaded(turn.usage, reuse.loaded_tokens))
 
     def _parted_by(self, turn: Ended, begun: Begun) -> Actor | None:
         """Whose doing it is that the engine keeps a turn apart from the one before; None where it does not, or has not
         said so. From here on it is known of the turn itself."""
-        before = None if begun.parent is None else self._apart.get(begun.parent)
-        allowed, now = turn.allowed or EXACT, None
+        is_known, before = self._allowed_before(begun)
+        allowed, now = turn.allowed or EXACT, EXACT
         if turn.allowed is not None:
-            reuse = self._encoder_log.reuse(turn.request_id)
+            reuse = self._engine_log.reuse(turn.request_id)
             if reuse is None:
                 return None
-            now = allowed if reuse.hits or reuse.reread_tokens else None
-            if begun.turn is not None:
-                self._apart[begun.turn.id] = now
-                if len(self._apart) > _MOST_TURNS:
-                    self._apart.popitem(last=False)
-            if now is None and before is not None and before.reuse == allowed.reuse:
-                # It would have read the blocks that it kept apart, or loaded the images again: it has neither any more.
-                return "engine"
-        is_same = (None if now is None else now.reuse) == (None if before is None else before.reuse)
-        return None if is_same else allowed.mover(before or EXACT)
+            now = allowed if reuse.hits or reuse.reread_tokens else EXACT
+        if begun.turn is not None:
+            self._apart[begun.turn.id] = None if now.reuse is None else now
+            if len(self._apart) > _MOST_TURNS:
+                self._apart.popitem(last=False)
+        if now.reuse is None and before.reuse is not None and before.reuse == allowed.reuse:
+            # It would have read the blocks that it kept apart, or loaded the images again: it has neither any more.
+            return "engine" if is_known else None
+        return None if now.reuse == before.reuse else allowed.mover(before)
+
+    def _allowed_before(self, begun: Begun) -> tuple[bool, Allowance]:
+        """What the engine keeps the turn before apart for, and whether the engine has said so; else what the ledger has
+        that turn allow."""
+        if begun.parent in self._apart:
+            return True, self._apart[begun.parent] or EXACT
+        return begun.allowed_before.reuse is None, begun.allowed_before
 
     def _are_unseen(self, late: _Late) -> bool:
         turn, measure = late.turn, self.measure

@@ -68,6 +68,8 @@ def row_of(record: TurnRecord, tenant: int, conversation: int | None, model: int
         record.evicted_conversation,
         record.evicted_tokens,
         int(record.unseen_images),
+        record.reuse,
+        None if record.reuse_by is None else _ACTOR[record.reuse_by],
     )
 
 
@@ -102,6 +104,7 @@ def record_of(row: Sequence[Any]) -> TurnRecord:
     values["outcome"] = OUTCOMES[values["outcome"]]
     values["cause"] = None if values["cause"] is None else CAUSES[values["cause"]]
     values["actor"] = None if values["actor"] is None else ACTORS[values["actor"]]
+    values["reuse_by"] = None if values["reuse_by"] is None else ACTORS[values["reuse_by"]]
     values["evicted_image"] = None if values["evicted_image"] is None else values["evicted_image"].hex()
     images: bytes = values["image_ids"]
     values["image_ids"] = tuple(images[at : at + _IMAGE_BYTES].hex() for at in range(0, len(images), _IMAGE_BYTES))

@@ -18,7 +18,7 @@ from context.plan import Actor, Cause
 from metrics.records.buckets import BUCKETS, TIMES
 from metrics.records.record import Outcome
 
-VERSION = 3
+VERSION = 4
 NANOSECONDS = 1_000_000_000
 HOUR = 3600 * NANOSECONDS
 DAY = 24 * HOUR
@@ -89,6 +89,8 @@ COLUMNS: dict[str, str] = {
     "evicted_conversation": "TEXT",
     "evicted_tokens": "INTEGER",
     "unseen_images": "INTEGER+",
+    "reuse": "TEXT",
+    "reuse_by": "INTEGER",
 }
 NAMED = ("tenant", "model", "policy")
 
@@ -224,6 +226,10 @@ _RENEWALS: dict[int, tuple[str, ...]] = {
     3: (
         *(f"ALTER TABLE {table} RENAME COLUMN approximate_tokens TO loaded_tokens" for table in ("records", *ROLLUPS)),
         "ALTER TABLE record_conversations ADD COLUMN loaded_tokens INTEGER NOT NULL DEFAULT 0",
+    ),
+    4: (
+        "ALTER TABLE records ADD COLUMN reuse TEXT",
+        "ALTER TABLE records ADD COLUMN reuse_by INTEGER",
     ),
 }
 _OLDER = range(min(_RENEWALS) - 1, VERSION)

@@ -29,6 +29,7 @@ class Report:
         of: which turns.
         span: when the first and the last of the file's records came, in seconds since 1970; None without any.
         totals: all of them.
+        completed: those that were answered whole.
         shares: requests by the share of their prompt that was read.
         by_turn: by the number of the turn in its conversation.
         by_eviction: turns in which the policy took images out of the history, and the others.
@@ -45,6 +46,7 @@ class Report:
     of: Filter
     span: tuple[float, float] | None
     totals: Totals
+    completed: Totals
     shares: Sequence[ShareBin]
     by_turn: Sequence[Group]
     by_eviction: Sequence[Group]
@@ -80,11 +82,13 @@ def make_report(
     asked = {",".join(split): queries.by(records, split, of) for split in splits}
     has_policy = any("policy" in split for split in splits)
     named: list[Split] = list(dict.fromkeys(split[0] for split in splits if len(split) == 1 and split[0] in NAMED))
+    outcomes = {group.values: group.totals for group in queries.by(records, ["outcome"], of)}
     saved, wasted = _worth(queries.by(records, ["model"], of), prices or Prices())
     return Report(
         of=of,
         span=span,
         totals=queries.totals(records, of),
+        completed=outcomes.get(("completed",), Totals()),
         shares=queries.read_shares(records, of),
         by_turn=queries.by_turn(records, of),
         by_eviction=queries.by(records, ["eviction"], of),

@@ -51,9 +51,11 @@ def told(report: Report) -> list[str]:
         lines.append(
             f"{totals.derived_write_tokens:,} of the written tokens are derived: the engine does not report them."
         )
-    lines.append(
-        f"First token after {seconds(totals.first_token_seconds)}, whole answer {seconds(totals.total_seconds)}; means."
-    )
+    if report.completed.requests:
+        first, whole = report.completed.first_token_seconds, report.completed.total_seconds
+        lines.append(
+            f"First token after {seconds(first)}, whole answer after {seconds(whole)}: means of what was completed."
+        )
     if totals.cost is not None:
         lines.append(f"Cost {money(totals.cost)} for {totals.priced:,} requests that have a price.")
     if report.saved is not None and report.wasted is not None:

@@ -1,6 +1,6 @@
-"""The fake engine as one that keeps images' KV for approximate reuse, and says a moment behind its answers what came of
-it. It loads nothing: what is shown by it is where the engine keeps blocks apart, and what the gateway makes of its
-events."""
+"""The fake engine as one that keeps images' KV for approximate reuse, and says behind its answers, when a test has it
+do so, what came of it. It loads nothing: what is shown by it is where the engine keeps blocks apart, and what the
+gateway makes of its events."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from engine.base import ChatRequest, EngineEvent, EngineImage, EngineInfo, Engin
 from engine.fake import FakeConfig
 from tests.api.rig import Rig, WatchedEngine
 
-LATE_SECONDS = 0.03
-
 
 class PoolEngine(WatchedEngine):
     """Keeps images that were computed exactly. A request that allows it has those of another conversation from there,
     and stands in blocks of its own from the first of them on, as `engine/vllm/image_kv/tracked.py::look` has it.
 
-    `loads` is how many tokens each image is said to have loaded of. With `is_silent` it never says what came of a
-    request. With `ends_in_blocks` no image that was computed exactly is covered by full blocks.
+    `loads` is how many tokens each image is said to have loaded of. With `is_silent` it has nothing to say of a
+    request, else it waits for `tell`. With `ends_in_blocks` no image that was computed exactly is covered by full
+    blocks.
     """
 
     def __init__(self, config: FakeConfig | None = None, loads: int = 0) -> None:
@@ -35,6 +34,7 @@ class PoolEngine(WatchedEngine):
         self._pool: set[str] = set()
         self._exact: dict[str, set[str]] = {}
         self._sequence = 0
+        self._untold: list[ImageReuse] = []
 
     def info(self) -> EngineInfo:
         """See `Engine.info`."""
@@ -57,11 +57,16 @@ class PoolEngine(WatchedEngine):
         if request.reuse is not None and names and not self.is_silent:
             hits = 0 if apart is None else len(set(names) - covered)
             reuse = ImageReuse(request.request_id, len(set(names)), hits, 0, hits * self.loads, 0, 0)
-            asyncio.get_running_loop().call_later(LATE_SECONDS, self.say, reuse)
+            self._untold.append(reuse)
 
     def forget_images(self) -> None:
         """No image is loaded any more, and no block read that was kept apart for one."""
         self._pool.clear()
+
+    def tell(self) -> None:
+        """Say what came of the requests that have ended."""
+        self.say(*self._untold)
+        self._untold.clear()
 
     def say(self, *events: EngineEvent) -> None:
         """Report on the pool's stream."""
@@ -77,9 +82,11 @@ async def turns(rig: Rig) -> float:
 
 
 async def recorded(rig: Rig, count: float) -> None:
-    """Wait until so many are."""
+    """Have the engine tell what came of its requests, and wait until so many are."""
+    assert isinstance(rig.engine, PoolEngine)
     async with asyncio.timeout(2.0):
-        while await turns(rig) < count:  # noqa: ASYNC110 - nothing tells when it does
+        while await turns(rig) < count:
+            rig.engine.tell()
             await asyncio.sleep(0)
 
 

@@ -112,7 +112,7 @@ async def test_the_dashboard_shows_what_was_loaded(tmp_path: Path) -> None:
         listed = {one["conversation"]: one for one in (await view(rig, "conversations"))["conversations"]}
         assert listed["c"]["loaded_tokens"] == 20
         [turn] = (await view(rig, "conversation", tenant="default", id="c"))["turns"]
-        assert turn["loaded_tokens"] == 20
+        assert (turn["loaded_tokens"], turn["reuse"], turn["reuse_by"]) == (20, "0.05", "client")
 
 
 async def test_pool_and_tiers_stand_on_the_page_of_images_against_their_bounds(tmp_path: Path) -> None:

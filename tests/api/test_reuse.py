@@ -73,11 +73,13 @@ async def test_the_client_s_word_goes_before_the_policy_s(
     engine = ReusingEngine()
     async with gateway(tmp_path, engine, of_policy, header=True) as rig:
         engine.ratios.clear()
-        answer = await asked(rig, {REUSE: header} if header else {})
+        answer = await asked(rig, {"x-stillframe-explain": "1"} | ({REUSE: header} if header else {}))
         assert answer.status == 200, answer.body
         assert engine.ratios == [expected]
         told = None if expected is None else f"position_independent; ratio={expected:g}"
         assert answer.headers.get(REUSE) == told
+        in_force = {"ratio": expected, "profile": False, "by": "client" if header else "policy"}
+        assert answer.json["stillframe"].get("reuse") == (None if expected is None else in_force)
 
 
 @pytest.mark.parametrize(

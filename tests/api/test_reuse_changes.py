@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.base import EngineInfo
 from metrics.records import queries
 from metrics.records.queries import open_records
 from metrics.records.record import TurnRecord
@@ -25,20 +27,29 @@ class LastingEngine(PoolEngine):
         """Nothing is stopped here."""
 
 
+class SilentEngine(PoolEngine):
+    """Tells nothing of its blocks."""
+
+    def info(self) -> EngineInfo:
+        """See `Engine.info`."""
+        return replace(super().info(), kind="remote")
+
+
 class Chat:
     """A conversation about an image that the pool has from another one."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = [user(text(FRONT), image(), text(BEHIND))]
 
-    async def ask(self, rig: Rig, ratio: str | None, **headers: str) -> Answer:
+    async def ask(self, rig: Rig, ratio: str | None, *, waits: bool = True, **headers: str) -> Answer:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         given |= {"x-stillframe-conversation": "c", **({REUSE: ratio} if ratio else {})}
         before = await turns(rig)
         answer = await rig.chat(ask(*self.messages), given)
         assert answer.status == 200, answer.body
         self.messages += [answer.json["choices"][0]["message"], user(f"and now {len(self.messages)}")]
-        await recorded(rig, before + 1)
+        if waits:
+            await recorded(rig, before + 1)
         return answer
 
 
@@ -161,6 +172,38 @@ async def test_where_the_engine_has_not_said_what_came_of_a_turn_its_blocks_are_
         assert (await chat.ask(rig, "0.2")).headers[BREAK].startswith("salt; actor=client;")
     # It was not so, and nothing was lost.
     assert records_of(tmp_path)[-1].cause is None
+
+
+async def test_the_same_allowance_is_no_change_though_the_engine_has_not_said_what_came_of_the_turn_before(
+    tmp_path: Path,
+) -> None:
+    engine, chat = SilentEngine(), Chat()
+    async with gateway(tmp_path, engine) as rig:
+        await donor(rig)
+        engine.is_silent = True
+        await chat.ask(rig, "0.05")
+        engine.is_silent = False
+        await engine.reset_caches()
+        assert BREAK not in (await chat.ask(rig, "0.05")).headers
+    assert [(one.cause, one.actor) for one in records_of(tmp_path)][1:] == [("engine_unreported", "engine")]
+
+
+async def test_a_salt_that_was_supposed_is_not_the_cause_where_the_engine_says_behind_it_that_all_was_exact(
+    tmp_path: Path,
+) -> None:
+    """The next turn comes before that of the turn before is known; what is lost is not the client's."""
+    engine, chat = SilentEngine(), Chat()
+    async with gateway(tmp_path, engine) as rig:
+        # However slow the machine is.
+        served = rig.app._gateway  # pyright: ignore[reportPrivateUsage]
+        assert served is not None
+        served.recorder.late_seconds = 60
+        await chat.ask(rig, "0.05", waits=False)
+        await engine.reset_caches()
+        answer = await chat.ask(rig, "0.2", waits=False)
+        assert answer.headers[BREAK].startswith("salt; actor=client;")
+        await recorded(rig, 2)
+    assert [(one.cause, one.actor) for one in records_of(tmp_path)][1:] == [("engine_unreported", "engine")]
 
 
 async def test_an_edit_in_front_of_the_image_is_the_break_and_one_behind_it_is_not(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -222,10 +223,13 @@ async def test_what_was_loaded_and_the_pool_are_shown_where_there_is_one(tmp_pat
         assert not await pool.is_visible()
         agent = Agent(url, messages=[{"role": "system", "content": "Another desktop. " * 60}])
         await agent.step(reuse="0.05")
-        engine.say(ImagePoolState(memory_entries=3, memory_bytes=2 * 1024**3, memory_hits=41, misses=1, held_entries=2))
+        engine.tell()
+        state = ImagePoolState(memory_entries=3, memory_bytes=2 * 1024**3, memory_hits=41, misses=1, held_entries=2)
+        engine.say(replace(state, file_entries=4, file_bytes=3 * 1024**4 // 2))
         await pool.get_by_text("1 miss: images").wait_for()
         cells = pool.get_by_role("row").nth(1).get_by_role("cell")
         assert await cells.all_inner_texts() == ["3", "2.0 GiB", "", "41", "0", "0"]
+        assert await pool.get_by_role("row").nth(2).get_by_role("cell").nth(1).inner_text() == "1.5 TiB"
         assert await faults(page) == []
         await opened(page, url)
         await keys.filter(has_text="loaded").wait_for()
@@ -233,6 +237,8 @@ async def test_what_was_loaded_and_the_pool_are_shown_where_there_is_one(tmp_pat
         await opened(page, url, f"conversation?tenant=default&id={agent.conversation}")
         turns = page.get_by_role("region", name="Turns")
         await turns.get_by_role("img", name=re.compile(r"[\d,]+ read, [\d,]+ loaded, [\d,]+ write")).wait_for()
+        await turns.get_by_role("button", name="Turn 1").click()
+        await turns.get_by_text("ratio 0.05, by the client").wait_for()
         assert await faults(page) == []
 
 

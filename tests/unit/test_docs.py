@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import MISSING, fields
@@ -13,14 +14,18 @@ import yaml
 from app.cli import _parser  # pyright: ignore[reportPrivateUsage]
 from app.docs import ENGINE_PARTS, PAGES
 from app.routes import _EXACT, _PREFIXES  # pyright: ignore[reportPrivateUsage]
-from app.settings import flat_keys
+from app.settings import flat_keys, load
 from context.errors import ConfigError
 from engine.base import ImageReuse
+from engine.fake import FakeConfig
 from engine.vllm.block_tiers.settings import BlockTierSettings
 from engine.vllm.features import OWN, block_tiers_of, eviction_of, image_kv_of
 from engine.vllm.image_kv.settings import ImageKvSettings
+from engine.vllm.options import by_long_name
 from metrics.catalogue import CATALOGUE
 from metrics.prometheus import GatewayMetrics
+from tests.api.pool_rig import PoolEngine, recorded
+from tests.api.rig import serving
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -98,3 +103,27 @@ def test_every_route_of_the_administrator_is_explained() -> None:
     assert [path for path in mine if path not in page] == []
     told = set(re.findall(r"`(\w+)`", page.split("Of images' KV")[1].split("## A reset")[0]))
     assert {field.name for field in fields(ImageReuse)} - {"request_id"} <= told
+
+
+async def test_the_readme_s_way_to_image_kv_leads_to_loaded_tokens(tmp_path: Path) -> None:
+    """With a fake engine in place of the one that its settings ask for."""
+    part = (ROOT / "README.md").read_text().partition("To try `image_kv`")[2].partition("`block_tiers`")[0]
+    settings = tmp_path / "image-kv.yaml"
+    (text,) = re.findall(r"```yaml\n(.*?)```", part, re.S)
+    settings.write_text(text)
+    asked = load(settings, environment={})
+    assert image_kv_of(by_long_name(asked.engine.vllm)) == ImageKvSettings(4.0)
+    engine = PoolEngine(FakeConfig(model="demo", block_tokens=64), loads=20)
+    environment = {"REUSE_HEADER": str(asked.reuse_header)}
+    async with serving(tmp_path, engine, environment) as (rig, host, port):
+        chats, look = re.findall(r"```bash\n(.*?)```", part.replace("127.0.0.1:8000", f"{host}:{port}"), re.S)
+        assert len((await _run(chats)).splitlines()) == 2
+        await recorded(rig, 2)
+        assert (await _run(look)).endswith(" 20.0\n")
+
+
+async def _run(script: str) -> str:
+    made = await asyncio.create_subprocess_exec("bash", "-euc", script, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    said, _ = await made.communicate()
+    assert made.returncode == 0, script
+    return said.decode()

@@ -174,6 +174,7 @@ function detail(turn, data, context) {
       ["Policy", `${turn.policy} ${turn.policy_version}${turn.epoch ? `, rewritten ${plural(turn.epoch, "time")}` : ""}`],
       ["Images", `${count(turn.images)}, ${count(turn.new_images)} new`],
       ["Visual tokens", count(turn.visual_tokens)],
+      turn.reuse ? ["KV of images", `ratio ${turn.reuse.replace(";", ",")}, by the ${turn.reuse_by}`, "Approximate KV was allowed: of each image this share of its tokens was to be computed all the same"] : null,
       turn.images ? ["Encoder", known(turn.encoder_runs) ? `${count(turn.encoder_runs)} computed, ${count(turn.encoder_hits)} reused` : UNKNOWN] : null,
       ["Answer", known(turn.completion_tokens) ? plural(turn.completion_tokens, "token") : UNKNOWN],
       ["First token", seconds(turn.first_token_seconds)], ["Whole answer", seconds(turn.total_seconds)],

@@ -19,7 +19,9 @@ export function seconds(value) {
 
 export function bytes(value) {
   if (!known(value)) return UNKNOWN;
-  return value < 1024 ? `${value} B` : value < 1024 ** 2 ? `${(value / 1024).toFixed(0)} KiB` : value < 1024 ** 3 ? `${(value / 1024 ** 2).toFixed(1)} MiB` : `${(value / 1024 ** 3).toFixed(1)} GiB`;
+  if (value < 1024) return `${value} B`;
+  const at = Math.min(4, Math.floor(Math.log2(value) / 10));
+  return `${(value / 1024 ** at).toFixed(at > 1 ? 1 : 0)} ${["KiB", "MiB", "GiB", "TiB"][at - 1]}`;
 }
 
 /** A count in short, the whole of it as its title. */

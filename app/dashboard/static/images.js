@@ -2,7 +2,7 @@
 import { card, empty, fill, h, table } from "./dom.js";
 import { bytes, count, known, plural, time } from "./format.js";
 import { facts, imageName, link, picture, shortName } from "./parts.js";
-import { pool, tiers } from "./stores.js";
+import { pool, tiers } from "./pool_and_tiers.js";
 
 const PAGE = 48, MOST = 960;
 

@@ -13,7 +13,7 @@ from engine.vllm import core_0_32 as core
 from engine.vllm.image_kv.connector import ImageKvConnector
 
 
-class ImageKvWorker:
+class ImageKvExtension:
     """A part of vLLM's worker, which has the model; the connector's classes are given none."""
 
     model_runner: Any

@@ -29,15 +29,29 @@ def picture(at: int) -> SentMessage:
 # Messages of 100 tokens each: an image second and fifth, of which the turn before had the first.
 PLAN = PromptPlan(sent=(text(0), picture(1), text(2), text(3), picture(4)), tools=None, replayed=4)
 BY_CLIENT = PrefixBreak("salt", "client", 1)
-SALTED = replace(PLAN, breaks=(BY_CLIENT,), salted=(1, 0))
+SALTED = replace(PLAN, breaks=(BY_CLIENT,), unread_from=(1, 0))
 
 
 def found(
-    plan: PromptPlan, read: int, view: MirrorView | None = None, loaded: int = 0, by: Actor | None = None
+    plan: PromptPlan,
+    read: int,
+    view: MirrorView | None = None,
+    loaded: int = 0,
+    by: Actor | None = None,
+    *,
+    was_exact: bool = False,
 ) -> Attribution:
-    usage = Usage(500, 1, read, 0, 500 - read)
     return attribute(
-        plan, BEFORE, usage, view, 16, cache=CACHE, estimate=lambda _: 100, loaded_tokens=loaded, apart_by=by
+        plan,
+        BEFORE,
+        Usage(500, 1, read, 0, 500 - read),
+        view,
+        16,
+        cache=CACHE,
+        estimate=lambda _: 100,
+        loaded_tokens=loaded,
+        apart_by=by,
+        was_exact=was_exact,
     )
 
 
@@ -58,7 +72,7 @@ def test_without_such_a_break_it_was_the_template() -> None:
 
 
 def test_an_engine_that_was_started_anew_has_lost_it_itself() -> None:
-    late = replace(SALTED, salted=(3, 0), breaks=(replace(BY_CLIENT, message=3),))
+    late = replace(SALTED, unread_from=(3, 0), breaks=(replace(BY_CLIENT, message=3),))
     assert found(late, 0, MirrorView(restarted=True)).cause == "engine_eviction"
     assert found(late, 0, MirrorView()).cause == "salt"
 
@@ -68,6 +82,9 @@ def test_loaded_tokens_are_not_lost_and_have_no_cause() -> None:
     # Of two images that are as large one had been sent before.
     half = found(SALTED, 96, MirrorView(96), loaded=150)
     assert (half.cause, half.expected_read, half.lost_tokens) == ("salt", 400, 304 - 75)
+    said = found(PLAN, 96, MirrorView(96), loaded=150, by="client")
+    assert (said.cause, said.lost_tokens) == ("salt", 304 - 75)
+    assert found(PLAN, 96, MirrorView(96), loaded=400, by="client").cause is None
     # The other one has no more tokens than stand behind what was expected.
     nothing = found(SALTED, 96, MirrorView(96), loaded=400)
     assert (nothing.cause, nothing.actor, nothing.lost_tokens, nothing.expected_read) == (None, None, 0, 400)
@@ -89,3 +106,15 @@ def test_loaded_tokens_are_a_part_of_the_prompt_of_their_own() -> None:
     most = with_loaded(Usage(500, 1, 100, 160, 240), 1000)
     assert (most.write_tokens, most.loaded_tokens, most.uncached_tokens) == (160, 240, 0)
     assert with_loaded(Usage(500, 1), 200) == Usage(500, 1)
+
+
+def test_a_salt_that_was_only_supposed_is_no_cause_once_the_engine_has_said_that_nothing_stood_apart() -> None:
+    lost = found(SALTED, 96, MirrorView(96), was_exact=True)
+    assert (lost.cause, lost.lost_tokens) == ("template", 304)
+    assert found(SALTED, 96, MirrorView(304), was_exact=True).cause == "engine_eviction"
+    # It is the client's all the same where this turn is kept apart.
+    assert found(SALTED, 96, MirrorView(96), by="client", was_exact=True).cause == "salt"
+    # What the client has changed as well counts then.
+    edited = replace(SALTED, replayed=3, reports=(PrefixBreak("client_edit", "client", 3),))
+    assert found(edited, 304, MirrorView(304), was_exact=True).cause == "client_edit"
+    assert found(edited, 96, MirrorView(96)).cause == "salt"

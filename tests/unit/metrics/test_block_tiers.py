@@ -10,7 +10,7 @@ import msgspec
 
 from engine.base import BlockTierState, Engine, EventBatch
 from engine.vllm.telemetry import read_image_message
-from metrics.encoder_log import EncoderLog
+from metrics.engine_log import EngineLog
 from metrics.prometheus import GatewayMetrics
 from tests.unit.metrics.telling import Telling
 
@@ -41,7 +41,7 @@ def message(state: BlockTierState) -> EventBatch:
 
 async def shown(*states: BlockTierState) -> dict[str, float]:
     metrics = GatewayMetrics()
-    await EncoderLog(metrics).follow(cast("Engine", Telling(*map(message, states))))
+    await EngineLog(metrics).follow(cast("Engine", Telling(*map(message, states))))
     text = metrics.exposition(engine_ready=True).decode()
     found = re.findall(r"^stillframe_block_tier_(\S+) (\S+)$", text, re.M)
     return {name: float(value) for name, value in found if "_created" not in name}
@@ -76,7 +76,7 @@ async def test_an_engine_that_was_started_again_counts_on() -> None:
 async def test_a_disk_that_ended_the_writing_is_shown() -> None:
     metrics = GatewayMetrics()
     states = STATE, replace(STATE, file_faults=2, writing=0)
-    await EncoderLog(metrics).follow(cast("Engine", Telling(*map(message, states))))
+    await EngineLog(metrics).follow(cast("Engine", Telling(*map(message, states))))
     text = metrics.exposition(engine_ready=True).decode()
     assert 'stillframe_kv_file_faults_total{store="block_tiers"} 2.0' in text
     assert 'stillframe_kv_files_stopped{store="block_tiers"} 1.0' in text

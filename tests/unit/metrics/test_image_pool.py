@@ -11,7 +11,7 @@ import pytest
 
 from engine.base import Engine, EventBatch, ImagePoolState, ImageReuse
 from engine.vllm.telemetry import read_image_message
-from metrics.encoder_log import EncoderLog
+from metrics.engine_log import EngineLog
 from metrics.prometheus import GatewayMetrics
 from tests.unit.metrics.telling import Telling
 
@@ -36,7 +36,7 @@ def test_a_message_is_read_in_its_order() -> None:
 async def test_tokens_are_counted_apart_from_those_of_usage_and_the_pool_is_shown() -> None:
     metrics = GatewayMetrics()
     engine = cast("Engine", Telling(message("request", REUSE), message("pool", POOL), message("request", REUSE)))
-    await EncoderLog(metrics).follow(engine)
+    await EngineLog(metrics).follow(engine)
     text = metrics.exposition(engine_ready=True).decode()
     found = dict(re.findall(r"^(stillframe_image_pool_\S+|stillframe_prompt_tokens_total\S+) (\S+)$", text, re.M))
     expected = {
@@ -57,7 +57,7 @@ async def test_tokens_are_counted_apart_from_those_of_usage_and_the_pool_is_show
 async def shown(*states: ImagePoolState) -> dict[str, float]:
     metrics = GatewayMetrics()
     told = [message("pool", list(astuple(state))) for state in states]
-    await EncoderLog(metrics).follow(cast("Engine", Telling(*told)))
+    await EngineLog(metrics).follow(cast("Engine", Telling(*told)))
     text = metrics.exposition(engine_ready=True).decode()
     found = re.findall(r"^stillframe_((?:image_pool_events|kv_file)\S+) (\S+)$", text, re.M)
     return {name: float(value) for name, value in found if "_created" not in name}

@@ -64,7 +64,7 @@ def test_they_stand_in_a_table_of_their_own_and_in_the_json_where_the_engine_was
         "ms",
         "2.00",
         "(3",
-        "runs)",
+        "timed)",
         "0.667",
         "100.0",
         "[100-100]",

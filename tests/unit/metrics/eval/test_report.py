@@ -74,7 +74,7 @@ def test_a_table_has_a_line_for_each_way_and_cuts_no_figure() -> None:
         "ms",
         "2.35",
         "(3",
-        "runs)",
+        "timed)",
         "0.2500",
         "1e-05",
         "0.875",
@@ -92,16 +92,16 @@ def _shown(made: Table) -> list[str]:
     return [line.strip() for line in console.export_text().splitlines()]
 
 
-@pytest.mark.parametrize(("runs", "shown"), [(1, "~2.35 (1 run)"), (2, "~2.35 (2 runs)"), (3, "2.35 (3 runs)")])
-def test_a_speed_up_says_how_many_runs_stand_behind_it_and_of_few_that_it_is_no_result(runs: int, shown: str) -> None:
-    row, of_engine = replace(ROW, timed_questions=runs), replace(ENGINE_ROW, timed_questions=runs)
+@pytest.mark.parametrize(("timed", "shown"), [(1, "~2.35 (1 timed)"), (2, "~2.35 (2 timed)"), (3, "2.35 (3 timed)")])
+def test_a_speed_up_says_how_many_questions_were_timed_and_of_few_that_it_is_no_result(timed: int, shown: str) -> None:
+    row, of_engine = replace(ROW, timed_questions=timed), replace(ENGINE_ROW, timed_questions=timed)
     for lines in (_shown(table([WHOLE, row])), _shown(engine_table([of_engine]))):
         (line,) = [line for line in lines if line.startswith("head ")]
         assert f"12 ms {shown} " in " ".join(line.split())
         assert "with ~, from fewer than 3, it is indicative" in " ".join(lines)
     made = as_json(Result([WHOLE, row], Findings([], []), [of_engine]), {})
     for found in (made["rows"][1], made["engine_rows"][0]):
-        assert (found["timed_questions"], found["speedup_indicative"]) == (runs, runs < 3)
+        assert (found["timed_questions"], found["speedup_indicative"]) == (timed, timed < 3)
     assert made["rows"][0]["speedup_indicative"] is False
 
 

@@ -29,7 +29,7 @@ OPTIONS = Options(1, (3,), base.METHODS, base.DONORS, ("reordered",), (0.0, 0.3,
 SENSITIVITY = tuple((1.0 if layer == 3 else 0.0, 0.0) for layer in range(6))
 
 
-def quiet(_: str) -> None:
+def quiet(_stage: str, _text: str) -> None:
     """Say nothing."""
 
 

@@ -70,6 +70,8 @@ def whole(id: int = BEGIN) -> TurnRecord:
         evicted_conversation="c0",
         evicted_tokens=13,
         unseen_images=True,
+        reuse="0.05; profile",
+        reuse_by="policy",
     )
 
 

@@ -152,15 +152,19 @@ def test_sums_in_memory_are_those_of_sql(tmp_path: Path) -> None:
     assert [(*values_of(one), *figures_of(one)) for one in sorted(made, key=lambda one: one.id)] == rows
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_records_of_older_versions_are_brought_up(tmp_path: Path, version: int) -> None:
     path = tmp_path / "ledger.db"
     _write(path, [record()]).close()
     with sqlite3.connect(path) as connection:
-        for table in ("records", "rollups", "rollups_by_day"):
-            connection.execute(f"ALTER TABLE {table} RENAME COLUMN loaded_tokens TO approximate_tokens")
-        connection.execute("ALTER TABLE record_conversations DROP COLUMN loaded_tokens")
-        for name in ("evicted_conversation", "evicted_tokens", "unseen_images") if version == 1 else ():
+        later = ["reuse", "reuse_by"]
+        if version < 3:
+            for table in ("records", "rollups", "rollups_by_day"):
+                connection.execute(f"ALTER TABLE {table} RENAME COLUMN loaded_tokens TO approximate_tokens")
+            connection.execute("ALTER TABLE record_conversations DROP COLUMN loaded_tokens")
+        if version < 2:
+            later += ["evicted_conversation", "evicted_tokens", "unseen_images"]
+        for name in later:
             connection.execute(f"ALTER TABLE records DROP COLUMN {name}")
         connection.execute(f"UPDATE records_schema SET version = {version}")
     connection.close()

@@ -159,6 +159,19 @@ def test_loaded_tokens_have_a_column_where_there_are_any(tmp_path: Path, capsys:
     assert totals["computed_tokens"] == 350
 
 
+def test_times_to_the_first_token_and_of_the_whole_answer_are_of_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = record(BEGIN, first_token_seconds=2.0, total_seconds=3.0)
+    refused = record(BEGIN + 1, outcome="refused", first_token_seconds=None, total_seconds=0.01)
+    aborted = record(BEGIN + 2, outcome="aborted", first_token_seconds=9.0, total_seconds=9.5)
+    assert _run("--file", _file(tmp_path, [slow, refused, aborted])) == 0
+    assert "First token after 2.0 s, whole answer after 3.0 s" in capsys.readouterr().out
+    (tmp_path / "none").mkdir()
+    assert _run("--file", _file(tmp_path / "none", [refused])) == 0
+    assert "First token" not in capsys.readouterr().out
+
+
 def test_the_page_stands_alone_and_has_its_values_as_tables(tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     made = [*_MADE, record(BEGIN + 5, policy="stable", model="<script>alert(1)</script>")]

@@ -29,7 +29,7 @@ class ImageCounts(NamedTuple):
     hits: int = 0
 
 
-class EncoderLog:
+class EngineLog:
     """Counts by request id, of the latest `max_requests`, and by image, of as many."""
 
     def __init__(self, metrics: GatewayMetrics, max_requests: int = 4096) -> None:

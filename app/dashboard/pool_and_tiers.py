@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.gateway import Gateway
-from metrics.dashboard.stores import Bounds, pool_figures, tier_figures
+from metrics.dashboard.pool_and_tiers import Bounds, pool_figures, tier_figures
 
 
-def stores(gateway: Gateway) -> dict[str, Any]:
+def pool_and_tiers(gateway: Gateway) -> dict[str, Any]:
     """`pool` and `tiers`; None for what the engine does not have, or has not spoken of."""
-    pool, tiers = gateway.encoder_log.pool, gateway.encoder_log.tiers
+    pool, tiers = gateway.engine_log.pool, gateway.engine_log.tiers
     if pool is None and tiers is None:
         return {"pool": None, "tiers": None}
     of_pool, of_tiers = _bounds(gateway.settings.engine.vllm)

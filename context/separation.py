@@ -54,7 +54,7 @@ EXACT = Allowance()
 
 
 @frozen
-class Apart:
+class Separation:
     """What follows for one turn.
 
     Attributes:
@@ -70,10 +70,19 @@ class Apart:
     detail: str = ""
 
 
-_NOTHING = Apart()
+_NOTHING = Separation()
 
 
-def apart(base: Turn | None, now: Allowance, sent: Sequence[SentMessage], replayed: int) -> Apart:
+def allowed_before(base: Turn | None) -> Allowance:
+    """What a turn allowed, by what the ledger has of it. Whether the engine had anything to keep apart is not said."""
+    kept = None if base is None else base.state.get(REUSE)
+    if kept is None:
+        return EXACT
+    ratio, profile = kept["allowed"]
+    return Allowance(Reuse(ratio, profile), kept["by"] == "client")
+
+
+def separated(base: Turn | None, now: Allowance, sent: Sequence[SentMessage], replayed: int) -> Separation:
     """Where a turn and the one that it goes on from are kept apart.
 
     Args:
@@ -82,27 +91,27 @@ def apart(base: Turn | None, now: Allowance, sent: Sequence[SentMessage], replay
         sent: what is sent.
         replayed: how many messages at its start were sent in the turn before.
     """
-    kept = None if base is None else base.state.get(REUSE)
-    if kept is None and now.reuse is None:
-        return _NOTHING
-    if kept is not None and (base is None or now.was_apart(base.id) is False):
-        kept = None
-    allowed = _kept(now.reuse)
-    is_same = kept is not None and kept["allowed"] == allowed
-    exact = replayed if kept is None else min(replayed, kept["from"])
+    before = allowed_before(base)
+    if base is None or before.reuse is None or now.was_apart(base.id) is False:
+        before, exact = EXACT, replayed
+    else:
+        exact = min(replayed, base.state[REUSE]["from"])
     state = None
     if now.reuse is not None and (first := _first_apart(sent, exact)) is not None:
-        state = {"allowed": allowed, "from": first, "by": now.actor}
-    if kept is None or is_same or exact == replayed:
-        return _NOTHING if state is None else Apart(state)
-    actor: Actor = "client" if "client" in (kept["by"], now.actor) else "policy"
-    detail = f"KV of images: {_told(allowed)}, where the turn before had {_told(kept['allowed'])}"
+        state = {"allowed": [float(now.reuse.ratio), now.reuse.profile], "from": first, "by": now.actor}
+    if before.reuse in (None, now.reuse) or exact == replayed:
+        return _NOTHING if state is None else Separation(state)
+    detail = f"KV of images: {_told(now.reuse)}, where the turn before had {_told(before.reuse)}"
     part = next((at for at, part in enumerate(parts_of(sent[exact].wire)) if isinstance(part, ImagePart)), 0)
-    return Apart(state, (exact, part), actor, detail)
+    return Separation(state, (exact, part), now.mover(before), detail)
 
 
 def salt_break(
-    found: Apart, sent: Sequence[SentMessage], before: Sequence[SentMessage], client: Sequence[Message], count: Estimate
+    found: Separation,
+    sent: Sequence[SentMessage],
+    before: Sequence[SentMessage],
+    client: Sequence[Message],
+    count: Estimate,
 ) -> PrefixBreak | None:
     """The break that it is; None where all that is repeated can be read.
 
@@ -133,12 +142,7 @@ def _first_apart(sent: Sequence[SentMessage], exact: int) -> int | None:
     return behind if behind is not None else next((at for at in range(exact - 1, -1, -1) if sent[at].images), None)
 
 
-def _kept(reuse: Reuse | None) -> list[Any] | None:
-    """What makes blocks interchangeable, as it comes back from JSON."""
-    return None if reuse is None else [float(reuse.ratio), reuse.profile]
-
-
-def _told(allowed: list[Any] | None) -> str:
-    if allowed is None:
+def _told(reuse: Reuse | None) -> str:
+    if reuse is None:
         return "exact"
-    return f"ratio {allowed[0]:g}{' by layer' if allowed[1] else ''}"
+    return f"ratio {reuse.ratio:g}{' by layer' if reuse.profile else ''}"

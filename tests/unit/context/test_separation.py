@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest_asyncio
 
-from context.apart import Allowance
 from context.conversations import Begun, Conversations
 from context.images.base import ImageRef
 from context.ledger import Ledger
 from context.policies.base import Request
 from context.policies.keep import STABLE
 from context.reuse import Reuse
+from context.separation import Allowance
 from context.transcript import ImagePart, parts_of
 
 LOW, HIGH = Reuse(0.05), Reuse(0.2)
