@@ -208,7 +208,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), "", str(error)) from error
     try:
         data: Any = yaml.load(text, WordsLoader)  # noqa: S506 (it is a safe loader)
-        twice = doubled(yaml.compose(text, WordsLoader))
+        node = cast("yaml.Node | None", yaml.compose(text, WordsLoader))  # pyright: ignore[reportUnknownMemberType]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -216,7 +216,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # ValueError: a date that no calendar has.
         raise ConfigError(str(path), "", "is not valid YAML") from error
-    if twice is not None:
+    if (twice := doubled(node)) is not None:
         key, first, second = twice
         raise ConfigError(str(path), key, f"stands twice, in lines {first} and {second}; write it once")
     if data is None:
