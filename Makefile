@@ -26,7 +26,7 @@ experiment: $(RUNTIME) ## Run the controlled experiment A-H on the real engine
 	@exec $(BIN)/stillframe experiment $(ARGS)
 
 test: $(RUNTIME) $(DEV) ## Run every test that this machine can
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(DEV) ## Check style, formatting and the direction of imports
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import hypothesis
@@ -23,8 +23,6 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("stillframe")
 
-# Fixtures with an engine for the session: each process that runs their tests starts one.
-_ENGINES = ("vllm_engine", "image_rig")
 _EXIT_STATUS = "PYTEST_STILLFRAME_EXIT_STATUS"
 
 
@@ -41,14 +39,8 @@ def _missing(marker: str) -> str | None:
     return None
 
 
-# Before pytest-xdist reads the groups.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, what this machine cannot run; let the slow engine's tests come last.
-
-    Where several processes share the tests, those of a file stay together, and those of one engine do.
-    """
-    groups: dict[Path, str] = {}
+    """Skip, with the reason, what this machine cannot run; let the slow engine's tests come last."""
     for item in items:
         for marker in ("vllm", "gpu", "services", "browser"):
             if item.get_closest_marker(marker) and (reason := _missing(marker)):
@@ -56,11 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("vllm"):
             # Its libraries warn at import of what is theirs to mend.
             item.add_marker(pytest.mark.filterwarnings("ignore"))
-        fixtures: Sequence[str] = getattr(item, "fixturenames", ())
-        engine = next((name for name in _ENGINES if name in fixtures), None)
-        groups[item.path] = engine or groups.get(item.path, str(item.path))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
     items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
 
 

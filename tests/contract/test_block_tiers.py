@@ -171,7 +171,7 @@ async def test_jobs_side_by_side_with_preemptions_and_aborts_answer_as_each_alon
     random = Random(5)  # noqa: S311
     asked = [[*conversation(50 + number % 3), user(words(4 * number, seed=number))] for number in range(KINDS)]
     alone = [await rig.alone(f"alone-{number}", messages, tokens=TOKENS) for number, messages in enumerate(asked)]
-    before, gate, wrong = await preemptions(rig), asyncio.Semaphore(AT_ONCE), list[str]()
+    before, gate, wrong = preemptions(rig), asyncio.Semaphore(AT_ONCE), list[str]()
 
     async def job(number: int, kind: int, leaves: bool) -> None:
         async with gate:
@@ -186,7 +186,7 @@ async def test_jobs_side_by_side_with_preemptions_and_aborts_answer_as_each_alon
 
     await asyncio.gather(*(job(number, random.randrange(KINDS), random.random() < 0.2) for number in range(JOBS)))
     assert not wrong
-    assert await preemptions(rig) > before
+    assert preemptions(rig) > before
     # No request is known any more and no block is in use, in the engine or below.
     await rig.forget_prefixes()
     state = await rig.tiers()

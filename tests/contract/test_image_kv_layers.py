@@ -187,11 +187,11 @@ async def test_requests_of_all_kinds_in_one_batch_with_preemptions_are_what_each
     for name, (messages, parameters) in jobs().items():
         alone[name] = await rig.ask(f"alone-{name}", messages, tokens=REPLY, **parameters)
         await rig.forget_prefixes()
-    before = await preemptions(rig)
+    before = preemptions(rig)
     together = await asyncio.gather(
         *(rig.ask(f"batch-{name}", messages, tokens=REPLY, **given) for name, (messages, given) in jobs().items())
     )
-    assert await preemptions(rig) > before
+    assert preemptions(rig) > before
     for (name, one), other in zip(alone.items(), together, strict=True):
         assert one.distance(other) < ROUNDING, name
     # Rows were dropped beside whole requests: ratios by layer are not what one ratio gives.
