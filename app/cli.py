@@ -51,7 +51,7 @@ def _end(status: int, line: str = "") -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if "vllm" in sys.modules:
-        from engine.vllm.embedded import kill_children
+        from engine.vllm.blocking import kill_children
 
         kill_children(2.0)
         os._exit(status)

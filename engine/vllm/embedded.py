@@ -18,12 +18,11 @@ import contextlib
 import logging
 import multiprocessing
 import re
-import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from context.errors import ConfigError, EngineUnavailable, place_of
 from context.visual_tokens import MAX_ASPECT_RATIO
@@ -33,6 +32,7 @@ from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, Even
 from engine.events import EventHub
 from engine.images import Holdings, open_chat
 from engine.vllm.block_tiers.settings import SETTING as BLOCK_TIERS
+from engine.vllm.blocking import in_daemon_thread, kill_children
 from engine.vllm.core_calls import answered
 from engine.vllm.environment import set_environment
 from engine.vllm.features import (
@@ -55,7 +55,6 @@ _WATCH_SECONDS = 0.25
 _HELD_IMAGES = 65_536
 _RESET_SECONDS = 1.0
 _RESTART_SECONDS = 2.0
-_T = TypeVar("_T")
 _QWEN_VL = re.compile(r"qwen[\d_]*vl")
 
 
@@ -337,44 +336,3 @@ def _image_limit(config: Any) -> int | None:
 
 def _aspect_limit(config: Any) -> float | None:
     return MAX_ASPECT_RATIO if _QWEN_VL.match(str(config.model_config.hf_config.model_type)) else None
-
-
-def kill_children(patience_seconds: float, spared: frozenset[Any] = frozenset()) -> None:
-    """End every child that this process started with `multiprocessing` and that is still there, but for the spared.
-
-    They have `patience_seconds` to end by themselves; with none they are killed at once.
-    """
-    children = [child for child in multiprocessing.active_children() if child not in spared]
-    for child in children:
-        if patience_seconds > 0:
-            child.terminate()
-            child.join(patience_seconds)
-        if child.is_alive():
-            child.kill()
-            child.join()
-
-
-async def in_daemon_thread(work: Callable[[], _T]) -> _T:
-    """Run blocking work in a thread of its own that a stop of the process does not wait for."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
-
-    def tell(result: _T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast("_T", result))
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(tell, result, failure)
-
-    threading.Thread(target=run, daemon=True, name="stillframe-engine-build").start()
-    return await done

@@ -16,7 +16,7 @@ import pytest
 
 from context.errors import ConfigError
 from context.ledger import Ledger
-from tests.contract.ledger_chats import answer, assistant, at, chain, converse, new_turn, same, user
+from tests.contract.ledger_chats import Wire, answer, assistant, at, chain, converse, new_turn, same, user
 from tests.contract.ledger_rigs import opened, survives
 
 
@@ -146,6 +146,14 @@ async def test_a_damaged_file_is_moved_aside(tmp_path: Path, caplog: pytest.LogC
     assert str(tmp_path) not in caplog.text
 
 
+async def kept(path: Path) -> list[Wire]:
+    """A file with one conversation, which nobody has open; its messages."""
+    ledger = await opened(path)
+    wires, _ = await converse(ledger, 5, "old")
+    await ledger.close()
+    return wires
+
+
 def damage(path: Path) -> None:
     """Overwrite all but the first page: what has it open notices it when it reads on."""
     with path.open("r+b") as file:
@@ -155,9 +163,7 @@ def damage(path: Path) -> None:
 
 async def test_damage_under_way_is_noticed_and_healed(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    ledger = await opened(path)
-    old, _ = await converse(ledger, 5, "old")
-    await ledger.close()
+    old = await kept(path)
     ledger = await opened(path)
     damage(path)
     assert await ledger.find("t", chain([*old, user("on")])) is None
@@ -172,9 +178,7 @@ async def test_damage_under_way_is_noticed_and_healed(tmp_path: Path) -> None:
 
 async def test_what_one_process_mended_another_leaves_alone(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    ledger = await opened(path)
-    old, _ = await converse(ledger, 5, "old")
-    await ledger.close()
+    old = await kept(path)
     one, two = await opened(path), await opened(path)
     damage(path)
     assert await one.find("t", chain([*old, user("on")])) is None

@@ -13,7 +13,7 @@ from context.store.known_points import QUIET_SECONDS, KnownPoints
 from context.store.turn_file import connect
 from tests.contract.ledger_chats import at, chain, converse, user
 from tests.contract.ledger_rigs import opened, survives
-from tests.contract.test_ledger_file import damage
+from tests.contract.test_ledger_file import damage, kept
 
 POINTS = [bytes([number]) * 32 for number in range(1, 7)]
 
@@ -36,9 +36,7 @@ def commit(points: KnownPoints, writer: sqlite3.Connection, *chains: bytes) -> N
 
 async def test_what_nobody_sent_is_told_without_reading_the_file(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    ledger = await opened(path)
-    old, _ = await converse(ledger, 5, "old")
-    await ledger.close()
+    old = await kept(path)
     ledger = await opened(path)
     # Whoever reads the file from here on notices.
     damage(path)
