@@ -28,8 +28,31 @@ from context.errors import ConfigError, StillframeError
 _OLDEST_PYTHON = (3, 11)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and end the process with its status."""
+def program() -> None:
+    """Run the command that the process was started with, and end the process at once with its status.
+
+    The engine's libraries print pages about their own leaks when the interpreter is taken down; by then everything of
+    ours is stopped.
+    """
+    try:
+        main()
+    except SystemExit as ended:
+        if "vllm" not in sys.modules:
+            raise
+        from engine.vllm.blocking import kill_children
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kill_children(2.0)
+        os._exit(int(ended.code or 0))
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command.
+
+    Raises:
+        SystemExit: always, with the command's status.
+    """
     if sys.version_info < _OLDEST_PYTHON:  # pyright: ignore[reportUnnecessaryComparison]
         _end(2, f"stillframe needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     options = _parser().parse_args(arguments)
@@ -44,17 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _end(status: int, line: str = "") -> NoReturn:
-    """End at once. The engine's libraries print pages about their own leaks when the interpreter is taken down; by
-    now everything of ours is stopped."""
     if line:
         print(line, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if "vllm" in sys.modules:
-        from engine.vllm.blocking import kill_children
-
-        kill_children(2.0)
-        os._exit(status)
     sys.exit(status)
 
 
@@ -233,4 +247,4 @@ def _policy_list(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    program()

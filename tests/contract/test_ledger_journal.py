@@ -49,7 +49,11 @@ def killed(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
             await work()
             os.kill(os.getpid(), signal.SIGKILL)
 
-        asyncio.run(run())
+        try:
+            asyncio.run(run())
+        finally:
+            # Where the work fails: what runs the tests must not go on in two processes.
+            os._exit(1)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 

@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+import types
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from app.cli import main
 from app.server import bind, check_disk
 from app.settings import load
 from context.errors import ConfigError
@@ -48,6 +50,17 @@ def test_help_and_version(tmp_path: Path) -> None:
         assert shown.stdout.startswith(f"usage: stillframe {command}")
     version = _run(tmp_path, "--version")
     assert (version.returncode, version.stdout.split()[0]) == (0, "stillframe")
+
+
+def test_a_command_in_another_program_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However loud the engine's libraries are when that program ends."""
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    with pytest.raises(SystemExit) as ended:
+        main(["policy", "list"])
+    assert ended.value.code == 0
+    assert "stable" in capsys.readouterr().out
 
 
 def test_serve_help_names_every_flag(tmp_path: Path) -> None:
