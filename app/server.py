@@ -234,14 +234,15 @@ def check_engine(settings: Settings) -> None:
     random model is made later; it takes a while.
 
     Raises:
-        ConfigError: there is no model; a folder for KV or a profile of layers cannot be used.
+        ConfigError: there is no model; a folder for KV or a profile of layers cannot be used, or more memory for
+            KV is asked for than the machine has.
     """
     if settings.upstream:
         return
     from app.model import RANDOM, resolve_model
-    from engine.vllm.own_options import check_files
+    from engine.vllm.own_options import check_machine
 
-    check_files(settings.engine.vllm)
+    check_machine(settings.engine.vllm)
     if settings.model != RANDOM:
         resolve_model(settings)
 

@@ -3,6 +3,7 @@ switch on in one line."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -41,14 +42,16 @@ def check_values(options: Mapping[str, Any]) -> None:
     feature_options(given, "")
 
 
-def check_files(options: Mapping[str, Any]) -> None:
-    """Refuse folders that cannot be used for KV, and profiles that cannot be read. Makes nothing.
+def check_machine(options: Mapping[str, Any]) -> None:
+    """Refuse what this machine cannot give: folders that cannot be used for KV, profiles that cannot be read, more
+    memory than it has. Makes nothing.
 
     Raises:
         ConfigError: names the setting and the remedy; as `check_values`.
     """
     given = by_long_name(options)
     if (image_kv := image_kv_of(given)) is not None:
+        _check_memory(image_kv.memory_gib, f"{IMAGE_KV}.memory_gib")
         if image_kv.folder_path is not None:
             _check_folder(image_kv.folder_path, f"{IMAGE_KV}.folder")
         if image_kv.profile_file is not None:
@@ -80,6 +83,14 @@ def told(options: Mapping[str, Any]) -> str:
 
 def _bounds(memory_gib: float, folder: str, folder_gib: float) -> str:
     return f"{memory_gib:g} GiB in memory, " + (f"{folder_gib:g} GiB in files" if folder else "no files")
+
+
+def _check_memory(gib: float, key: str) -> None:
+    """Of block tiers the engine's start asks for more: they lie in memory that processes share."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
+    if gib >= there:
+        reason = f"is more than this machine's memory, {there:.1f} GiB; lower it, what does not fit can lie in files"
+        raise ConfigError("settings", key, reason)
 
 
 def _check_folder(folder: Path, key: str) -> None:

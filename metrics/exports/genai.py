@@ -93,3 +93,5 @@ def _named(record: TurnRecord) -> Iterator[tuple[str, Value | None]]:
     yield "stillframe.summary", True if record.summary else None
     yield "stillframe.first_token_seconds", record.first_token_seconds
     yield "stillframe.cost", record.cost
+    yield "stillframe.reuse", record.reuse
+    yield "stillframe.reuse.by", record.reuse_by

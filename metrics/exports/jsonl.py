@@ -35,6 +35,7 @@ def openai_line(turn: ExportedTurn) -> dict[str, Any]:
         "timing": None if record is None else _timing(record),
         "break": None if record is None or record.cause is None else _break(record),
         "cost": None if record is None else record.cost,
+        "reuse": None if record is None or record.reuse is None else _reuse(record),
     }
 
 
@@ -82,6 +83,10 @@ def _usage(record: TurnRecord) -> dict[str, Any]:
 
 def _timing(record: TurnRecord) -> dict[str, Any]:
     return {"first_token_seconds": record.first_token_seconds, "total_seconds": record.total_seconds}
+
+
+def _reuse(record: TurnRecord) -> dict[str, Any]:
+    return {"allowed": record.reuse, "by": record.reuse_by}
 
 
 def _break(record: TurnRecord) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from context.errors import ConfigError
 from engine.vllm.options import by_long_name
-from engine.vllm.own_options import check_files, check_values, told
+from engine.vllm.own_options import check_machine, check_values, told
 
 STORES = ["image_kv", "block_tiers"]
 
@@ -57,11 +57,11 @@ def test_a_folder_for_kv_that_is_a_file_is_named_with_its_setting(tmp_path: Path
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(ConfigError) as caught:
-        check_files({store: {"memory_gib": 1, "folder": str(file)}})
+        check_machine({store: {"memory_gib": 1, "folder": str(file)}})
     assert caught.value.key == f"engine.vllm.{store}.folder"
     assert caught.value.reason.startswith("is a file; name a folder")
     with pytest.raises(ConfigError) as caught:
-        check_files({store: {"memory_gib": 1, "folder": str(file / "below" / "it")}})
+        check_machine({store: {"memory_gib": 1, "folder": str(file / "below" / "it")}})
     assert caught.value.key == f"engine.vllm.{store}.folder"
     assert f"lies below {file}, which is a file" in caught.value.reason
 
@@ -70,29 +70,37 @@ def test_a_folder_for_kv_that_is_a_file_is_named_with_its_setting(tmp_path: Path
 def test_a_folder_for_kv_that_others_may_write_to_is_refused_and_one_that_is_to_be_made_is_not(
     tmp_path: Path, store: str
 ) -> None:
-    check_files({store: {"memory_gib": 1, "folder": str(tmp_path / "new" / "one")}})
+    check_machine({store: {"memory_gib": 1, "folder": str(tmp_path / "new" / "one")}})
     assert list(tmp_path.iterdir()) == []
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
-    check_files({store: {"memory_gib": 1, "folder": str(open_to_all)}})
+    check_machine({store: {"memory_gib": 1, "folder": str(open_to_all)}})
     open_to_all.chmod(0o777)
     with pytest.raises(ConfigError, match="other users") as caught:
-        check_files({store: {"memory_gib": 1, "folder": str(open_to_all)}})
+        check_machine({store: {"memory_gib": 1, "folder": str(open_to_all)}})
     assert caught.value.key == f"engine.vllm.{store}.folder"
     with pytest.raises(ConfigError, match="no name that a folder can have"):
-        check_files({store: {"memory_gib": 1, "folder": "a\0b"}})
+        check_machine({store: {"memory_gib": 1, "folder": "a\0b"}})
 
 
 @pytest.mark.timeout(20)
 def test_a_profile_that_cannot_be_read_is_named_with_its_setting(tmp_path: Path) -> None:
-    check_files({"image_kv": {"memory_gib": 1, "profile": "bundled"}})
+    check_machine({"image_kv": {"memory_gib": 1, "profile": "bundled"}})
     no_json = tmp_path / "no.json"
     no_json.write_text("{")
     for file, what in ((tmp_path / "none.json", "cannot be read"), (no_json, "is not JSON")):
         with pytest.raises(ConfigError, match=what) as caught:
-            check_files({"image_kv": {"memory_gib": 1, "profile": str(file)}})
+            check_machine({"image_kv": {"memory_gib": 1, "profile": str(file)}})
         assert caught.value.key == "engine.vllm.image_kv.profile"
         assert os.fspath(file) in caught.value.reason
+
+
+def test_a_pool_larger_than_the_machine_is_refused_with_what_there_is() -> None:
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
+    check_machine({"image_kv": {"memory_gib": there - 0.1}})
+    with pytest.raises(ConfigError, match=f"machine's memory, {there:.1f} GiB; lower it") as caught:
+        check_machine({"image_kv": {"memory_gib": there + 0.1}})
+    assert caught.value.key == "engine.vllm.image_kv.memory_gib"
 
 
 @pytest.mark.parametrize(

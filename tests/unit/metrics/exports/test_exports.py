@@ -121,7 +121,7 @@ async def test_a_turn_has_the_record_that_was_made_for_it(tmp_path: Path) -> Non
     figures = {"prompt_tokens": 100, "read_tokens": 64, "write_tokens": 36, "uncached_tokens": 0}
     store.write(
         [
-            _record(first, 5),
+            _record(first, 5, reuse="0.05", reuse_by="client"),
             # The same turn, asked for again later, and one that was refused.
             replace(_record(first, -7), request_id="again"),
             replace(_record(second, 9), request_id="refused", outcome="refused"),
@@ -139,6 +139,8 @@ async def test_a_turn_has_the_record_that_was_made_for_it(tmp_path: Path) -> Non
     assert lines[1]["timing"]["total_seconds"] == 1.5
     assert lines[1]["break"]["cause"] == "client_edit"
     assert lines[0]["break"] is None
+    # Whether an answer was made of approximate KV.
+    assert [line["reuse"] for line in lines] == [{"allowed": "0.05", "by": "client"}, None, None]
 
 
 async def test_token_ids_tell_images_of_one_size_apart(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ _RECORD = TurnRecord(
     first_token_seconds=0.25,
     total_seconds=1.5,
     cost=0.002,
+    reuse="0.05; profile",
+    reuse_by="policy",
 )
 _TRACE, _PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -80,6 +82,7 @@ async def test_a_span_has_the_names_of_the_conventions() -> None:
     expected = {"cause": "client_edit", "actor": "client", "message": 4}
     assert {name: found[f"stillframe.break.{name}"] for name in expected} == expected
     assert found["stillframe.lost_tokens"] == 32
+    assert (found["stillframe.reuse"], found["stillframe.reuse.by"]) == ("0.05; profile", "policy")
     assert "error.type" not in found
     assert span.status.code == span.status.STATUS_CODE_UNSET
 
