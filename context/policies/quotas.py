@@ -9,7 +9,7 @@ max_visual_tokens   prompt tokens of all occurrences
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from context.errors import RequestError
 from context.plan import PromptPlan, SentMessage
@@ -39,7 +39,10 @@ class Quotas:
     @property
     def is_set(self) -> bool:
         """Whether there is any bound."""
-        return any(getattr(self, one.name) is not None for one in fields(self))
+        return self != _NONE
+
+
+_NONE = Quotas()
 
 
 @dataclass(frozen=True, slots=True)
