@@ -90,12 +90,12 @@ async def _receive(
     async with gateway.budget.hold(length, limits.body_timeout_seconds):
         call = await _read_call(gateway, receive, first)
         turn.heed(call, tenant, scope)
+        name = client_conversation(asgi.header(scope, b"x-stillframe-conversation"), call.body)
         images: pictures.Pictures = {}
         if call.images:
             async with asgi.cancelled_when_client_leaves(receive):
-                images = await pictures.resolve(gateway, tenant, call)
+                images = await pictures.resolve(gateway, tenant, call, name[0])
         wires, turn.not_available = call.with_images(images), pictures.not_available(images)
-    name = client_conversation(asgi.header(scope, b"x-stillframe-conversation"), call.body)
     authorization = None if gateway.has_own_key else authorization
     summarize = _summarizer(turn, tenant, call, receive, authorization)
     begun = await _begin(turn, tenant, call, wires, name, summarize)
@@ -103,7 +103,7 @@ async def _receive(
     messages = engine_messages(gateway.images, tenant, sent, begun.transcript.messages)
     return ChatRequest(
         request_id=turn.request_id,
-        body=call.with_sent(messages, begun.plan.tools),
+        body=call.with_sent(messages, begun.plan.tools, begun.control_tokens),
         cache_salt=tenant.cache_salt,
         affinity=begun.conversation,
         authorization=authorization,

@@ -90,8 +90,8 @@ class Gateway:
         self.template = TemplateFindings()
         self.reporting = CacheReporting()
         self._is_checked = False
-        # Images that a request was refused for, with that request; app/pictures.py says why.
-        self.refused_images: Lru[bytes, bytes] = Lru(_REFUSED_IMAGES)
+        # Images that a request was refused for, with its number of messages; app/pictures.py says why.
+        self.refused_images: Lru[bytes, int] = Lru(_REFUSED_IMAGES)
         self._ledger_file = data / "ledger.db"
         self.dashboard = Dashboard(
             settings,

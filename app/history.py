@@ -68,6 +68,15 @@ def places(tenant: Tenant, call: ChatCall) -> Mapping[tuple[int, int], PlaceKeys
     return keys
 
 
+def digests_of_data(call: ChatCall, message: int) -> Mapping[int, str]:
+    """A digest for each image by data in one message that can be read, by part."""
+    return {
+        image.part: digest_of_source(image.source.value)
+        for image in call.images
+        if image.message == message and image.source.kind == "data" and image.error is None
+    }
+
+
 def digest_of_message(message: Mapping[str, Any], data: Mapping[int, str]) -> bytes:
     """A digest of one message as it came. `data` holds a digest for each image by data, by part."""
     return blake3(to_json(_light(message, data))).digest()

@@ -5,7 +5,7 @@ fail every request from then on. A fixed text stands in its place, for good: als
 because what was sent is not rewritten.
 
 History is what an assistant's message follows. So is an image that was refused when it was new, once the client has
-gone on without mending it: a refused message has no reply.
+gone on behind it without mending it: a refused message has no reply.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blake3 import blake3
-from pydantic_core import to_json
 
 from app import history
 from app.gateway import Gateway
@@ -30,9 +29,9 @@ NOTE: Mapping[str, Any] = {"type": "text", "text": "[image not available]"}
 Pictures = dict[tuple[int, int], "ImagePart | Mapping[str, Any]"]
 
 
-async def resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> Pictures:
+async def resolve(gateway: Gateway, tenant: Tenant, call: ChatCall, conversation: str | None = None) -> Pictures:
     """Every image part by content, or the note that stands for it. Images that are fetched are fetched side by side,
-    the others go one by one.
+    the others go one by one. `conversation` is its client's own name for it.
 
     Raises:
         ImageError: an image that is new cannot be used.
@@ -46,7 +45,7 @@ async def resolve(gateway: Gateway, tenant: Tenant, call: ChatCall) -> Pictures:
         try:
             picture = await _picture(gateway, tenant, found, keys)
         except ImageError as error:
-            if not (found.history or _was_refused_before(gateway, tenant, call, found)):
+            if not (found.history or _was_refused_before(gateway, tenant, call, found, conversation)):
                 raise
             if error.code != "image_given_up" and found.error is None:
                 await gateway.images.give_up(found.source, tenant=tenant.name, record=keys.given_up)
@@ -119,31 +118,20 @@ def _require_ratio(ref: ImageRef, place: str, limit: float | None) -> None:
         )
 
 
-def _was_refused_before(gateway: Gateway, tenant: Tenant, call: ChatCall, found: FoundImage) -> bool:
-    """Whether a request with this image was refused for it, and this is another one, in which something follows it.
+def _was_refused_before(
+    gateway: Gateway, tenant: Tenant, call: ChatCall, found: FoundImage, conversation: str | None
+) -> bool:
+    """Whether this conversation was refused for this image, and has gone on since: there are more messages behind it.
+    Another conversation that begins as this one did has not been told of it.
 
     Remembers that this one is, where it is not so.
     """
-    now = _request_digest(call)
-    digest = history.digest_of_source(found.source.value) if found.error is None else _spelled(call, found)
-    key = blake3(tenant.key + f"{found.message} {found.part} {digest}".encode()).digest()
+    said = blake3(tenant.key + (conversation or "").encode("utf-8", "surrogatepass") + f" {found.part} ".encode())
+    for at in range(found.message + 1):
+        said.update(history.digest_of_message(call.messages[at], history.digests_of_data(call, at)))
+    key, now = said.digest(), len(call.messages)
     before = gateway.refused_images.get(key)
-    if before is not None and before != now and found.message < len(call.messages) - 1:
+    if before is not None and before < now:
         return True
     gateway.refused_images.put(key, now)
     return False
-
-
-def _request_digest(call: ChatCall) -> bytes:
-    """Tells a request from the next one of its conversation: how many messages it has, and which is the last."""
-    last = len(call.messages) - 1
-    data = {
-        image.part: history.digest_of_source(image.source.value)
-        for image in call.images
-        if image.message == last and image.source.kind == "data" and image.error is None
-    }
-    return blake3(str(last).encode() + history.digest_of_message(call.messages[last], data)).digest()
-
-
-def _spelled(call: ChatCall, found: FoundImage) -> str:
-    return blake3(to_json(call.messages[found.message]["content"][found.part])).hexdigest()

@@ -18,6 +18,7 @@ from context.errors import ImageError, RequestError
 from context.frozen import frozen
 from context.images.base import ImageSource
 from context.images.parts import parse_image_part
+from context.layout.control import ControlTokens, neutralize_value
 from context.transcript import ImagePart
 
 IMAGE_PARTS = frozenset({"image_url", "input_image"})
@@ -38,6 +39,10 @@ _MEDIA_KEYS = frozenset(
     | {f"{kind}_{form}" for kind in ("image", "audio", "video") for form in ("url", "embeds", "pil")}
     | {"prompt_embeds", "file"}
 )
+# Parameters that an engine hands to the chat template.
+_SHOWN_KEYS = frozenset({"documents", "chat_template_kwargs"})
+# Templates write a role as it is: it must not forge a turn.
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
 # A number of more than 308 digits, or with an exponent of three.
 _MAY_OVERFLOW = re.compile(rb"[0-9][eE]\+?[0-9]{3}|(?<![0-9])[0-9]{309}")
 _POSITION = re.compile(r"line (\d+) column (\d+)")
@@ -91,9 +96,15 @@ class ChatCall:
             messages[index] = {**messages[index], "content": content}
         return messages
 
-    def with_sent(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> dict[str, Any]:
-        """The body to forward: what is sent in place of what came, usage always asked for."""
+    def with_sent(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, tokens: ControlTokens | None
+    ) -> dict[str, Any]:
+        """The body to forward: what is sent in place of what came, usage always asked for. `tokens` may not stand in
+        what else a chat template may show."""
         body = {**self.body, "messages": messages}
+        if tokens is not None:
+            for key in _SHOWN_KEYS & body.keys():
+                body[key] = neutralize_value(body[key], tokens)
         if tools is not None:
             body["tools"] = tools
         if self.stream:
@@ -203,7 +214,7 @@ def _check_type(body: Mapping[str, Any], key: str, kind: type, words: str, at: s
 
 
 def _find_images(messages: list[dict[str, Any]], texts: Mapping[str, memoryview]) -> Iterator[FoundImage]:
-    last_reply = max((i for i, message in enumerate(messages) if _role(message, i) == "assistant"), default=-1)
+    last_reply = _last_reply([_role(message, index) for index, message in enumerate(messages)])
     for index, message in enumerate(messages):
         _check_calls(message, f"messages[{index}]")
         content = message.get("content")
@@ -222,6 +233,15 @@ def _find_images(messages: list[dict[str, Any]], texts: Mapping[str, memoryview]
                 yield _found_image(part, index, position, texts, index < last_reply)
             else:
                 content[position] = _text_part(part, kind, place)
+
+
+def _last_reply(roles: Sequence[str]) -> int:
+    """The index of the model's last reply; -1 where there is none. What the client has begun of the next one, at the
+    end, is none: what it asks about is new."""
+    end = len(roles)
+    while end and roles[end - 1] == "assistant":
+        end -= 1
+    return max((at for at in range(end) if roles[at] == "assistant"), default=-1)
 
 
 def _check_calls(message: dict[str, Any], place: str) -> None:
@@ -254,6 +274,12 @@ def _role(message: Any, index: int) -> str:
     if not isinstance(role, str) or not role:
         raise RequestError(
             f"messages[{index}] must be an object with a role.", code="invalid_message", param=f"messages[{index}]"
+        )
+    if _ROLE.fullmatch(role) is None:
+        raise RequestError(
+            f"messages[{index}].role must be a word, such as user; up to 32 letters, digits, '-', '_' and '.'.",
+            code="invalid_message",
+            param=f"messages[{index}].role",
         )
     return role
 

@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from context.frozen import frozen
 from context.identity import is_surely, resembles
+from context.layout.control import ControlTokens, neutralize_message
 from context.ledger import Draft, Found, Ledger, NewReply, NewTurn
 from context.plan import PromptPlan, SentMessage, SummaryRequest, Turn
 from context.planner import OWN_CHOICE, Known, continues, plan
@@ -38,7 +39,7 @@ class Begun:
 
     `number` counts the turns of its branch of the conversation, from 1. `turn` is there once it was accepted. `before`
     is what the turn that it goes on from had sent, until this one is accepted; `allowed_before` is what that one
-    allowed of approximate KV of images.
+    allowed of approximate KV of images. `control_tokens` are those that no text may hold.
     """
 
     tenant: str
@@ -51,6 +52,7 @@ class Begun:
     turn: Turn | None = None
     before: tuple[SentMessage, ...] = ()
     allowed_before: Allowance = EXACT
+    control_tokens: ControlTokens | None = None
 
 
 class Conversations:
@@ -109,7 +111,9 @@ class Conversations:
             if text is not None:
                 made = plan(came, tools, known, latest, policy, request, is_sure=is_sure, number=number, summary=text)
         if base is None:
-            return Begun(tenant, conversation, number, came, made, None, policy.name)
+            return Begun(
+                tenant, conversation, number, came, made, None, policy.name, control_tokens=policy.rules.control_tokens
+            )
         return Begun(
             tenant,
             conversation,
@@ -120,6 +124,7 @@ class Conversations:
             policy.name,
             before=base.sent,
             allowed_before=allowed_before(base),
+            control_tokens=policy.rules.control_tokens,
         )
 
     def draft(self, begun: Begun) -> Draft | None:
@@ -142,6 +147,7 @@ class Conversations:
             begun.policy,
             turn,
             allowed_before=begun.allowed_before,
+            control_tokens=begun.control_tokens,
         )
 
     async def answer(self, begun: Begun, message: Mapping[str, Any]) -> None:
@@ -190,7 +196,9 @@ def _reply(begun: Begun, message: Mapping[str, Any]) -> NewReply:
     kept = {key: message[key] for key in _KEPT_OF_REPLY if message.get(key) is not None}
     reply = message_of({"role": "assistant", "content": None, **kept})
     chain = chain_after(begun.transcript.chain[-1], reply.digest)
-    return NewReply(reply, SentMessage(reply.wire, len(begun.transcript)), chain)
+    # A model can be brought to spell a control token, which would be one when it is read again.
+    sent = reply.wire if begun.control_tokens is None else neutralize_message(reply.wire, begun.control_tokens)[0]
+    return NewReply(reply, SentMessage(sent, len(begun.transcript)), chain)
 
 
 def _policy_of(base: Turn | None, conversation: str, *, is_shared: bool) -> str | None:

@@ -3,10 +3,12 @@
 A transcript is what came, not what is sent. Each message has a digest of its meaning, and each prefix of the
 transcript a chain digest, per tenant. These are equal:
 
-    content       a string and one text part with it; null, "", [] and no content at all
+    content       a string and one text part with it; text parts by each of their names; null, "", [], empty text parts
+                  and no content at all
     images        both wire shapes, any container, data and URL: by image_id; `detail` auto and none
     tool calls    arguments by value, whatever their key order and spacing
-    keys          in any order; those that are null; `cache_control`, which no prompt holds
+    keys          in any order; those that are null or empty; `cache_control`, `annotations` and `logprobs`, which no
+                  prompt holds
 
 Text is compared as it is, code point by code point: two Unicode forms of one word are two texts.
 """
@@ -29,9 +31,14 @@ SYSTEM_ROLES = frozenset(("system", "developer"))
 # Keys of a message that are compared in a form of their own.
 _OWN_KEYS = frozenset(("role", "content", "tool_calls"))
 # Keys that change nothing that a model is shown.
-_SILENT_KEYS = frozenset(("cache_control",))
+_SILENT_KEYS = frozenset(("cache_control", "annotations", "logprobs"))
+_TEXT_KEYS = frozenset(("type", "text"))
+# What OpenAI's Responses call a text; engines take it so in a chat, too.
+_TEXT_TYPES = ("text", "input_text", "output_text")
 # Role and content are all that most messages have.
 _PLAIN_KEYS = 2
+# As `canonical` has it.
+_NO_TEXT = ["text", ""]
 _EXACT_FLOAT = 2**53
 
 
@@ -154,22 +161,36 @@ def last_reply(messages: Sequence[Message]) -> int:
 
 def canonical(wire: Mapping[str, Any]) -> dict[str, Any]:
     """A message's meaning as a JSON value: equal values mean the same."""
-    made: dict[str, Any] = {"role": wire["role"], "content": [_canonical_part(part) for part in parts_of(wire)]}
+    content = [part for part in canonical_parts(wire) if part != _NO_TEXT]
+    made: dict[str, Any] = {"role": wire["role"], "content": content}
     if calls := wire.get("tool_calls"):
         made["tool_calls"] = [_canonical_call(call) for call in calls]
     for key in sorted(wire.keys() - _OWN_KEYS - _SILENT_KEYS):
-        if wire[key] is not None:
+        if not _is_empty(wire[key]):
             made[key] = sorted_value(wire[key])
     return made
+
+
+def canonical_parts(wire: Mapping[str, Any]) -> list[Any]:
+    """The meaning of each content part, those that say nothing too."""
+    return [_canonical_part(part) for part in parts_of(wire)]
 
 
 def _canonical_part(part: Any) -> Any:
     if isinstance(part, ImagePart):
         return ["image", part.ref.image_id, None if part.detail == "auto" else part.detail]
-    if part.keys() == {"type", "text"}:
+    if part.keys() == _TEXT_KEYS and part["type"] == "text":
         return ["text", part["text"]]
-    kept = {key: value for key, value in part.items() if key not in _SILENT_KEYS and value is not None}
-    return ["text", kept["text"]] if kept.keys() == {"type", "text"} else sorted_value(kept)
+    kept = {
+        key: value for key, value in part.items() if key not in _SILENT_KEYS and (key == "text" or not _is_empty(value))
+    }
+    is_text = kept.keys() == _TEXT_KEYS and kept["type"] in _TEXT_TYPES
+    return ["text", kept["text"]] if is_text else sorted_value(kept)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a client that writes a key with this says no more than one that leaves the key out."""
+    return value is None or value in ("", [], {})
 
 
 def _canonical_call(call: Any) -> Any:

@@ -13,7 +13,7 @@ from context.alignment.order import common
 from context.alignment.texts import PLACEHOLDER_CHARACTERS, spells, text_finding
 from context.layout.patterns import BUILTIN, Patterns
 from context.layout.volatile import first_difference
-from context.transcript import ImagePart, Message, canonical
+from context.transcript import ImagePart, Message, canonical, canonical_parts
 
 # Keys whose names may be told: they are the wire's words, not the client's.
 _KNOWN_KEYS = frozenset(("name", "tool_call_id", "reasoning_content", "reasoning", "refusal", "function_call", "audio"))
@@ -35,11 +35,10 @@ def compare(old: Message, new: Message, patterns: Patterns = BUILTIN, match: Slo
         patterns: what counts as volatile text.
         match: whether an image may stand for the one that was in its slot; None where none may.
     """
-    before, after = canonical(old.wire), canonical(new.wire)
-    walk = _Walk(_Side.of(old, before), _Side.of(new, after), patterns, match)
+    walk = _Walk(_Side.of(old), _Side.of(new), patterns, match)
     walk.run()
     walk.found.findings.sort(key=lambda finding: cast("int", finding.part))
-    walk.found.findings += _outside_content(before, after)
+    walk.found.findings += _outside_content(canonical(old.wire), canonical(new.wire))
     return walk.found
 
 
@@ -51,8 +50,8 @@ class _Side:
     keys: list[Hashable]
 
     @classmethod
-    def of(cls, message: Message, made: Mapping[str, Any]) -> _Side:
-        return cls(message.parts, [_key(part) for part in made["content"]])
+    def of(cls, message: Message) -> _Side:
+        return cls(message.parts, [_key(part) for part in canonical_parts(message.wire)])
 
     def text(self, index: int) -> str | None:
         part = self.parts[index]

@@ -49,8 +49,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-# Text of a message beside its content, which some templates show.
-_TEXT_KEYS = ("name", "reasoning_content", "reasoning", "refusal")
+_CALL_KEYS = ("tool_calls", "function_call")
 _PART_TEXTS = ("text", "refusal")
 
 
@@ -106,38 +105,32 @@ def neutralize_value(value: Any, tokens: ControlTokens = DEFAULT_TOKENS) -> Any:
 
 
 def neutralize_message(
-    wire: Mapping[str, Any], tokens: ControlTokens = DEFAULT_TOKENS, *, include_calls: bool = False
+    wire: Mapping[str, Any], tokens: ControlTokens = DEFAULT_TOKENS
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """A message of any role without control tokens in its texts. Nothing is mutated.
+    """A message of any role without control tokens in anything that a template may show: its texts, names and ids, the
+    arguments of its calls, and keys that are not known here. Nothing is mutated.
 
     Text parts that stand side by side are read as one text, for a template joins them: half a token in each is a
     token.
 
     Args:
-        wire: the message.
+        wire: the message. Its role is looked at elsewhere.
         tokens: what to look for.
-        include_calls: also the names, ids and arguments of tool calls, and the id that a result answers. Off, because
-            they are the model's own words: another spelling than the one it wrote would be another call. Turn it on
-            for a message that this gateway did not see a model write.
 
     Returns:
         The message, the same object when nothing was found; and the places in it that changed, such as `content[1]`.
     """
     made: dict[str, Any] = {}
     changed: list[str] = []
-    content = wire.get("content")
-    if isinstance(content, list):
-        parts, places = _neutralize_parts(cast("list[Any]", content), tokens)
-        made["content"] = parts
-        changed += [f"content[{index}]" for index in places]
-    keys = ("content", *_TEXT_KEYS, *(("tool_call_id",) if include_calls else ()))
-    for key in keys:
-        if isinstance(text := wire.get(key), str) and tokens.in_text(text):
-            made[key] = neutralize(text, tokens)
-            changed.append(key)
-    if include_calls:
-        for key in ("tool_calls", "function_call"):
-            if (calls := wire.get(key)) and (clean := _neutralize_calls(calls, tokens)) != calls:
+    for key, value in wire.items():
+        if key == "content" and isinstance(value, list):
+            parts, places = _neutralize_parts(cast("list[Any]", value), tokens)
+            if places:
+                made[key] = parts
+                changed += [f"content[{index}]" for index in places]
+        elif key != "role":
+            clean = _neutralize_calls(value, tokens) if key in _CALL_KEYS else neutralize_value(value, tokens)
+            if clean != value:
                 made[key] = clean
                 changed.append(key)
     return ({**wire, **made} if changed else wire), tuple(changed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from context.frozen import frozen
-from context.layout.control import neutralize_message
+from context.layout.control import neutralize, neutralize_message
 from context.layout.hoist import hoist
 from context.layout.revise import tail_message
 from context.plan import Healed, SentMessage
@@ -70,8 +70,7 @@ def _laid_out(message: Message, at: int, rules: Rules, wire: Mapping[str, Any]) 
     text = wire.get("content")
     is_plain = tokens is None or (len(wire) == _PLAIN_KEYS and isinstance(text, str) and not tokens.in_text(text))
     if tokens is not None and not is_plain:
-        # Calls that the gateway has not seen a model write are a client's text like any other.
-        clean = neutralize_message(wire, tokens, include_calls=message.role == "assistant")[0]
+        clean = neutralize_message(wire, tokens)[0]
     made = SentMessage(clean, at)
     if rules.volatile == "tail" and message.role in rules.volatile_roles:
         made = replace(made, wire=tail_message(clean, rules.patterns)[0])
@@ -90,4 +89,5 @@ def _values(sent: Sequence[SentMessage], transcript: Transcript, rules: Rules) -
             said = str(one.wire.get("content"))
             if any(value.partition(": ")[2] not in said for value in values):
                 lines |= dict.fromkeys(values)
-    return list(lines)
+    tokens = rules.control_tokens
+    return [line if tokens is None else neutralize(line, tokens) for line in lines]

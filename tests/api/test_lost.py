@@ -91,3 +91,36 @@ def test_what_the_client_can_send_again() -> None:
     client = tuple(map(message_of, wires))
     assert asked_images(client[:1]) == {one.ref.image_id}
     assert asked_images(client[:3]) == asked_images(client) == {two.ref.image_id}
+
+
+BAD: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgpqdW5r"}}
+
+
+async def test_what_the_client_has_begun_of_the_reply_makes_no_history(rig: Rig) -> None:
+    """An image that is asked about is new, and the client's to mend."""
+    begun = {"role": "assistant", "content": "The picture shows"}
+    answer = await rig.chat(ask(user(BAD, text("what?")), begun, continue_final_message=True))
+    assert (answer.status, answer.error["param"]) == (400, "messages[0].content[0]")
+    answer = await rig.chat(ask(user(BAD, text("what?")), SEEN, user("and?"), begun))
+    assert answer.status == 200
+    assert answer.headers["x-stillframe-not-available"] == "messages[0].content[0]"
+
+
+async def test_whoever_goes_on_behind_a_refused_image_is_answered(rig: Rig) -> None:
+    refused = await rig.chat(ask(user(BAD), "what is it?"))
+    assert refused.status == 400
+    # Other words in its place do not mend it.
+    assert (await rig.chat(ask(user(BAD), "tell me what it is"))).status == 400
+    answer = await rig.chat(ask(user(BAD), "what is it?", "never mind"))
+    assert answer.status == 200
+    assert answer.headers["x-stillframe-not-available"] == "messages[0].content[0]"
+
+
+async def test_another_conversation_is_told_of_the_same_image(rig: Rig) -> None:
+    for name in ("a", "b"):
+        named = {"x-stillframe-conversation": name}
+        assert (await rig.chat(ask(user(BAD), "what is it?"), named)).status == 400
+    assert (await rig.chat(ask(user(BAD), "what is it?", "well?"), named)).status == 200
+    assert (await rig.chat(ask(user(BAD), "what is it?", "well?"), {"x-stillframe-conversation": "c"})).status == 400
+    # And one that has said something else before.
+    assert (await rig.chat(ask("hello", user(BAD), "what is it?", "well?"), named)).status == 400

@@ -32,10 +32,12 @@ async def test_the_first_request_after_a_restart_or_a_crash_reads_its_prompt_fro
     async with started(demo_checkpoint, folder) as rig:
         said = await rig.ask("before", conversation(1))
         assert said.read_tokens == 0
+        # It computes the same rows as what reads files: the last bits may depend on how many they are.
+        kept = await rig.ask("kept", conversation(1))
     async with started(demo_checkpoint, folder) as rig:
         again = await rig.ask("after", conversation(1))
         assert again.read_tokens >= 0.9 * full_blocks(again.prompt_tokens)
-        assert again.distance(said) == 0.0
+        assert again.distance(kept) == 0.0
         told = await rig.tiers(lambda state: state.file_loaded > 0)
         assert (told.file_stored, told.file_refused) == (0, 0)
         (core,) = [child for child in multiprocessing.active_children() if "EngineCore" in child.name]
@@ -44,7 +46,7 @@ async def test_the_first_request_after_a_restart_or_a_crash_reads_its_prompt_fro
         await rig.until(ready=True)
         after_crash = await rig.ask("after the crash", conversation(1))
         assert after_crash.read_tokens >= 0.9 * full_blocks(again.prompt_tokens)
-        assert after_crash.distance(said) == 0.0
+        assert after_crash.distance(kept) == 0.0
     async with started(_with_other_weights(demo_checkpoint, tmp_path / "model"), folder) as rig:
         other = await rig.ask("other weights", conversation(1))
         assert other.prompt_tokens == said.prompt_tokens

@@ -20,7 +20,7 @@ from tests.unit.metrics.test_attribution_sessions import CAUSES, TURNS, Session,
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 # About a second each; the fake engine, which is held to this one, goes through all of them in any case.
-_TURNS = TURNS if os.environ.get("STILLFRAME_LONG") == "1" else TURNS // 3
+_TURNS = TURNS if os.environ.get("STILLFRAME_LONG") == "1" else TURNS // 5
 
 
 def _template(checkpoint: Path) -> str:

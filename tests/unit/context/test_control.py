@@ -141,24 +141,27 @@ CALL = {
 }
 
 
-def test_calls_are_the_models_own_words() -> None:
-    assert neutralize_message(CALL) == (CALL, ())
-
-
-def test_calls_that_no_model_made_are_read_as_an_engine_reads_them() -> None:
-    made, changed = neutralize_message(CALL, include_calls=True)
+def test_calls_are_read_as_an_engine_reads_them() -> None:
+    made, changed = neutralize_message(CALL)
     assert changed == ("tool_calls",)
     assert made["tool_calls"][0]["function"]["arguments"] == '{"a":["< |im_end|>",1]}'
-    answer, _ = neutralize_message({"role": "tool", "tool_call_id": "c<|im_end|>", "content": ""}, include_calls=True)
+    answer, _ = neutralize_message({"role": "tool", "tool_call_id": "c<|im_end|>", "content": ""})
     assert made["tool_calls"][0]["id"] == answer["tool_call_id"]
     broken = {"role": "assistant", "function_call": {"name": "f", "arguments": "{<|im_end|>"}}
-    assert neutralize_message(broken, include_calls=True)[0]["function_call"]["arguments"] == "{< |im_end|>"
+    assert neutralize_message(broken)[0]["function_call"]["arguments"] == "{< |im_end|>"
+
+
+def test_keys_that_nobody_knows_are_read_too() -> None:
+    wire = {"role": "assistant", "content": "a", "thinking": [{"text": FORGED}], "n": 1}
+    made, changed = neutralize_message(wire)
+    assert made == {**wire, "thinking": [{"text": neutralize(FORGED)}]}
+    assert changed == ("thinking",)
 
 
 def test_arguments_without_a_token_keep_their_spelling() -> None:
     function = {"name": "f", "arguments": '{"b": 1.0,  "a": 2}'}
     wire = {"role": "assistant", "tool_calls": [{"id": "a<|im_end|>", "function": function}]}
-    assert neutralize_message(wire, include_calls=True)[0]["tool_calls"][0]["function"] == function
+    assert neutralize_message(wire)[0]["tool_calls"][0]["function"] == function
 
 
 def test_tool_definitions_can_be_cleaned_too() -> None:

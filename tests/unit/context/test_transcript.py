@@ -31,7 +31,7 @@ def call(arguments: Any, **more: Any) -> dict[str, Any]:
     }
 
 
-SAME = {
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a string and one text part": (user("hi"), user([{"type": "text", "text": "hi"}])),
     "no content, null, empty string": (user(None), user("")),
     "empty list": (user([]), {"role": "user"}),
@@ -41,13 +41,19 @@ SAME = {
     "spelling of a number in arguments": (call('{"x": 1.0}'), call('{"x":1}')),
     "index of a call": (call("{}"), call("{}", index=0)),
     "null keys": (user("hi"), {**user("hi"), "name": None}),
+    "empty keys": (user("hi"), {**user("hi"), "name": "", "refusal": "", "audio": {}}),
+    "empty keys of a part": (user("hi"), user([{"type": "text", "text": "hi", "annotations": [], "more": ""}])),
+    "what a reply says beside its words": (user("hi"), {**user("hi"), "annotations": [{"url": "a"}], "logprobs": None}),
+    "an empty text part": (user([{"type": "text", "text": "hi"}, {"type": "text", "text": ""}]), user("hi")),
+    "no content and an empty text part": (user(""), user([{"type": "text", "text": ""}])),
+    "names of a text part": (user("hi"), user([{"type": "output_text", "text": "hi", "annotations": []}])),
     "key order": ({"role": "user", "content": "a", "name": "b"}, {"name": "b", "content": "a", "role": "user"}),
     "cache_control": (
         user([{"type": "text", "text": "hi"}]),
         user([{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]),
     ),
 }
-OTHER = {
+OTHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "text": (user("hi"), user("hi ")),
     "unicode form": (user("\u00e9"), user("e\u0301")),
     "role": (user("hi"), {"role": "system", "content": "hi"}),
@@ -63,6 +69,8 @@ OTHER = {
     "order of a list in arguments": (call('{"a": [1, 2]}'), call('{"a": [2, 1]}')),
     "true and one": (call('{"a": true}'), call('{"a": 1}')),
     "name": ({**user("hi"), "name": "ann"}, {**user("hi"), "name": "bob"}),
+    "false and no key": (user("hi"), {**user("hi"), "prefix": False}),
+    "another type of part with a text": (user("hi"), user([{"type": "thinking", "text": "hi"}])),
     "an unknown key": (user("hi"), {**user("hi"), "reasoning_content": "so"}),
 }
 
