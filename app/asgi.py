@@ -89,6 +89,16 @@ def one_header(scope: Scope, name: bytes) -> str | None:
     return value
 
 
+def list_header(scope: Scope, name: bytes) -> str | None:
+    """The value of a request header that is a list, or None. All its lines, joined: a proxy may split one, and join it.
+
+    Source: RFC 9110, 5.3.
+    """
+    if header(scope, name) is None:
+        return None
+    return ", ".join([given.decode("latin-1") for key, given in scope["headers"] if key == name])
+
+
 def path(scope: Scope) -> str:
     """The request's path, decoded, below the prefix under which the gateway is mounted."""
     whole: str = scope["path"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from app import asgi, bodies, pictures
 from app.collector import COLLECTOR
-from app.explain import client_conversation
+from app.explain import CONVERSATION_HEADER, client_conversation
 from app.gateway import Gateway
 from app.lost import engine_reply
 from app.outgoing import engine_messages
@@ -90,7 +90,7 @@ async def _receive(
     async with gateway.budget.hold(length, limits.body_timeout_seconds):
         call = await _read_call(gateway, receive, first)
         turn.heed(call, tenant, scope)
-        name = client_conversation(asgi.header(scope, b"x-stillframe-conversation"), call.body)
+        name = client_conversation(asgi.one_header(scope, CONVERSATION_HEADER), call.body)
         images: pictures.Pictures = {}
         if call.images:
             async with asgi.cancelled_when_client_leaves(receive):
@@ -121,11 +121,7 @@ async def _read_call(gateway: Gateway, receive: asgi.Receive, first: asgi.Messag
         first=first,
         min_bytes_per_second=limits.min_upload_bytes_per_second,
     )
-    return parse_chat(
-        raw,
-        default_model=models[0] if models else None,
-        max_images=gateway.settings.images.max_images_per_request,
-    )
+    return parse_chat(raw, default_model=models[0] if models else None, limits=gateway.call_limits)
 
 
 async def _begin(

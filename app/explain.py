@@ -22,6 +22,7 @@ from context.policies.quotas import count_images
 from context.separation import Allowance
 from context.transcript import ImagePart
 
+CONVERSATION_HEADER = b"x-stillframe-conversation"
 EXPLAIN_HEADER = b"x-stillframe-explain"
 EXPLAIN_KEY = "stillframe"
 PIN_HEADER = b"x-stillframe-pin"
@@ -53,7 +54,7 @@ def client_conversation(header: str | None, body: Mapping[str, Any]) -> tuple[st
 def plan_headers(begun: Begun) -> list[tuple[bytes, bytes]]:
     """Response headers about a turn. Those of a break and of what was healed are absent when there was none."""
     found = [
-        (b"x-stillframe-conversation", begun.conversation.encode()),
+        (CONVERSATION_HEADER, begun.conversation.encode()),
         (b"x-stillframe-turn", str(begun.number).encode()),
     ]
     if begun.plan.breaks:
@@ -80,7 +81,7 @@ def wants_explanation(header: str | None) -> bool:
 
 
 def pinned_images(header: str | None) -> frozenset[str]:
-    """The ids that `x-stillframe-pin` names, separated by commas.
+    """The ids that `x-stillframe-pin` names, separated by commas; all lines of the header, joined.
 
     Raises:
         RequestError: there are too many, or one is no image_id.

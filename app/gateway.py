@@ -14,6 +14,7 @@ from typing import Any
 from app import estimates, image_reuse
 from app.background import Background
 from app.bodies import BodyBudget
+from app.call_limits import CallLimits
 from app.collector import COLLECTOR
 from app.dashboard.state import Dashboard
 from app.settings import Settings
@@ -73,6 +74,8 @@ class Gateway:
         self.attributor = self.recorder.attributor = Attributor(None, None)
         self.recorder.measure = lambda model, wire: self.estimators.uncorrected(model, wire)
         self.budget = BodyBudget(settings.server.inflight_body_bytes, _SMALL_BODY_BYTES)
+        bounds = settings.server
+        self.call_limits = CallLimits(settings.images.max_images_per_request, bounds.max_messages, bounds.max_parts)
         data = settings.data_path
         secret = load_secret(data)
         self._tenancy = Tenancy(secret)

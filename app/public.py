@@ -50,7 +50,7 @@ def public_error(body: Any, status: int, secrets: Iterable[str] = ()) -> tuple[i
         message = param = code = None
     if isinstance(message, str) and (located := _LOCATED.search(message)):
         param, message = located.group(1), f"{located.group(1)}: {located.group(2)}."
-    if not isinstance(message, str) or not message or _PRIVATE.search(message) or _SECRET.search(message):
+    if not isinstance(message, str) or not message or is_private(message):
         message = "The engine refused this request; check its parameters."
     param = param.removeprefix("body.") if isinstance(param, str) and _PARAM.fullmatch(param) else None
     kind = "authentication_error" if status == 401 else "invalid_request_error"
@@ -62,6 +62,11 @@ def public_error(body: Any, status: int, secrets: Iterable[str] = ()) -> tuple[i
         else {404: "model_not_found", 401: "invalid_api_key"}.get(status)
     )
     return status, _body(message, kind, param, word or "invalid_value")
+
+
+def is_private(words: str) -> bool:
+    """Whether an engine's words show what is no client's business. Cut them first: they may be long."""
+    return _PRIVATE.search(words) is not None or _SECRET.search(words) is not None
 
 
 def _cut(value: Any) -> Any:

@@ -10,8 +10,8 @@ from pydantic_core import from_json
 
 from app import asgi
 from app.explain import explained_answer, explained_event
-from app.public import public_error_bytes
-from app.reply import ReplyCollector, reply_of
+from app.public import public_error, public_error_bytes
+from app.reply import ReplyCollector, is_answer, reply_of
 from app.sse import EventRelay
 from app.turn import ServedTurn
 from context.errors import EngineProtocolError
@@ -22,7 +22,8 @@ _ERROR_BYTES = 1024 * 1024
 
 
 async def relay(turn: ServedTurn, reply: EngineReply) -> None:
-    """The engine's reply to the client, and its usage to the record."""
+    """The engine's reply to the client, and its usage to the record. What is no answer is an error of the engine's,
+    whatever its status."""
     metrics = turn.gateway.metrics
     if reply.sent_image_bytes:
         metrics.image_bytes.inc(reply.sent_image_bytes)
@@ -48,6 +49,10 @@ async def _relay_whole(turn: ServedTurn, reply: EngineReply) -> None:
         # Before the client sees the reply: it may ask on at once. A turn that failed or was left was sent all the same.
         turn.begun, turn.draft = await conversations.accept(turn.begun, message, turn.draft), None
         turn.answered = message is not None
+    # What has a reply is an answer.
+    if message is None and not is_answer(answer):
+        await _respond_error(turn, *public_error(answer, 500))
+        return
     if turn.explain:
         body = explained_answer(answer, turn.explanation())
     await turn.start(200, b"application/json", len(body))
@@ -59,11 +64,15 @@ async def _relay_error(turn: ServedTurn, reply: EngineReply) -> None:
     # A key that the client did not choose is not the client's to mend.
     status = 500 if turn.gateway.has_own_key and reply.status in (401, 403) else reply.status
     status, body = public_error_bytes(await reply.read(_ERROR_BYTES), status, turn.secrets)
-    turn.outcome = "refused" if status < 500 else "failed"
-    turn.started = True
     after = reply.headers.get("retry-after", "")
     again = [(b"retry-after", after.encode())] if after.isascii() and after.isdigit() else []
-    await asgi.respond_json(turn.send, status, body, [*turn.headers(), *again])
+    await _respond_error(turn, status, body, again)
+
+
+async def _respond_error(turn: ServedTurn, status: int, body: Mapping[str, Any], headers: asgi.Headers = ()) -> None:
+    turn.outcome = "refused" if status < 500 else "failed"
+    turn.started = True
+    await asgi.respond_json(turn.send, status, body, [*turn.headers(), *headers])
 
 
 async def _relay_events(turn: ServedTurn, reply: EngineReply) -> None:

@@ -67,10 +67,23 @@ class ReplyCollector:
         return found
 
 
+def is_answer(data: Mapping[str, Any]) -> bool:
+    """Whether an engine's answer, or a stream's event, is one: it has a list of choices and says no error, neither for
+    all nor for one of them. An engine may say an error with the status 200."""
+    choices = data.get("choices")
+    if not isinstance(choices, list) or data.get("error") is not None or data.get("object") == "error":
+        return False
+    for choice in cast("list[Any]", choices):  # all() takes three times as long for one
+        if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("error") is not None:
+            return False
+    return True
+
+
 def reply_of(data: Any) -> Mapping[str, Any] | None:
-    """The one reply of an answer that was not streamed; None where it holds several, none that ended, or one that no
-    client could send back."""
-    choices = _list(_object(data).get("choices"))
+    """The one reply of an answer that was not streamed; None where it holds an error, several, none that ended, or one
+    that no client could send back."""
+    answer = _object(data)
+    choices = _list(answer.get("choices")) if is_answer(answer) else []
     choice = _object(choices[0]) if len(choices) == 1 else {}
     message = choice.get("message")
     if not isinstance(message, dict) or choice.get("finish_reason") is None:

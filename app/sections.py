@@ -65,6 +65,8 @@ class Server(Section):
     body_timeout_seconds: float = Field(gt=0)
     min_upload_bytes_per_second: float = Field(ge=0)
     max_answer_bytes: int = Field(ge=1024)
+    max_messages: int = Field(ge=1)
+    max_parts: int = Field(ge=1)
     max_concurrent_requests: int = Field(ge=1)
     keep_alive_seconds: int = Field(ge=1)
     shutdown_grace_seconds: int = Field(ge=0)

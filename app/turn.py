@@ -86,14 +86,14 @@ class ServedTurn:
             RequestError: a header of ours holds what it cannot.
         """
         self.stream, self.include_usage, self.model = call.stream, call.include_usage, call.model
-        self.explain = wants_explanation(asgi.header(scope, EXPLAIN_HEADER))
-        self.pins = pinned_images(asgi.header(scope, PIN_HEADER))
+        self.explain = wants_explanation(asgi.one_header(scope, EXPLAIN_HEADER))
+        self.pins = pinned_images(asgi.list_header(scope, PIN_HEADER))
         said = asgi.one_header(scope, REUSE_HEADER.encode())
         if said is not None:
             engine, allowed = self.gateway.engine, self.gateway.settings.reuse_header
             self.asked_reuse = asked_reuse(said, engine.info() if engine.health().ready else None, allowed=allowed)
         self.traceparent = asgi.header(scope, b"traceparent")
-        asked = asgi.header(scope, POLICY_HEADER.encode())
+        asked = asgi.one_header(scope, POLICY_HEADER.encode())
         self.choices = self.gateway.policies.choose(model=self.model, tenant=tenant.name, header=asked)
         self.is_own_choice = asked is not None
         # Of several the conversation's is known when the conversation is.

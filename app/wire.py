@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
+from app.call_limits import CallLimits, check_size, check_values
 from app.lift import lift
 from context.errors import ImageError, RequestError
 from context.frozen import frozen
@@ -43,9 +44,19 @@ _MEDIA_KEYS = frozenset(
 _SHOWN_KEYS = frozenset({"documents", "chat_template_kwargs"})
 # Templates write a role as it is: it must not forge a turn.
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
+# Where tools stand, OpenAI's older name too, and what one looks like.
+_TOOL_KEYS = (("tools", '{"type": "function", "function": {"name": ...}}'), ("functions", '{"name": ...}'))
 # A number of more than 308 digits, or with an exponent of three.
 _MAY_OVERFLOW = re.compile(rb"[0-9][eE]\+?[0-9]{3}|(?<![0-9])[0-9]{309}")
 _POSITION = re.compile(r"line (\d+) column (\d+)")
+# Some editors and libraries write it before a text.
+_BOM = b"\xef\xbb\xbf"
+# What the parser's words begin with, and what a client is told.
+_NOT_READ = {
+    "recursion limit": "The body is nested too deeply{where}. Send it with fewer levels.",
+    "number out of range": "The body holds a number of too many digits{where}. Send a shorter one.",
+}
+_INVALID = "The body is not valid JSON{where}. Send UTF-8 JSON without lone surrogates or NaN."
 
 
 @frozen
@@ -113,33 +124,34 @@ class ChatCall:
         return body
 
 
-def parse_chat(raw: bytes | bytearray, *, default_model: str | None, max_images: int) -> ChatCall:
+def parse_chat(raw: bytes | bytearray, *, default_model: str | None, limits: CallLimits) -> ChatCall:
     """Check a request body.
 
     Args:
         raw: the body's bytes. The images of the call may be views of them.
         default_model: stands in when the client names no model.
-        max_images: a request with more image parts is refused.
+        limits: a request of more than these is refused, where it can be before it is parsed.
 
     Raises:
         RequestError: names the place and the remedy.
     """
     lifted = lift(raw)
+    check_values(lifted.skeleton, limits)
     try:
         data = parse_json(lifted.skeleton)
     except RequestError:
         # The place of an error is one of the body as it came.
         parse_json(raw)
         raise
-    call = _check_chat(data, lifted.texts, default_model, max_images)
+    call = _check_chat(data, lifted.texts, default_model, limits)
     used = sum(not isinstance(image.source.value, str) for image in call.images)
     if used == len(lifted.texts):
         return call
     # A data URL stands elsewhere than in an image part, in a text for example: it must go on as it is.
-    return _check_chat(parse_json(raw), {}, default_model, max_images)
+    return _check_chat(parse_json(raw), {}, default_model, limits)
 
 
-def _check_chat(data: Any, texts: Mapping[str, memoryview], default_model: str | None, max_images: int) -> ChatCall:
+def _check_chat(data: Any, texts: Mapping[str, memoryview], default_model: str | None, limits: CallLimits) -> ChatCall:
     if not isinstance(data, dict):
         raise RequestError("The body must be a JSON object.", code="invalid_body")
     body = {key: value for key, value in cast("dict[str, Any]", data).items() if key not in DROPPED_KEYS}
@@ -147,47 +159,66 @@ def _check_chat(data: Any, texts: Mapping[str, memoryview], default_model: str |
         body["model"] = default_model
     _check_type(body, "model", str, "a string")
     _check_type(body, "stream", bool, "true or false")
-    _check_type(body, "stream_options", dict, "an object")
-    options = cast("dict[str, Any]", body.get("stream_options") or {})
-    _check_type(options, "include_usage", bool, "true or false", "stream_options.")
+    include_usage = bool(body.get("stream")) and _wants_usage(body)
     if isinstance(extras := body.get("vllm_xargs"), dict):
         given = cast("dict[str, Any]", extras)
         body["vllm_xargs"] = {key: value for key, value in given.items() if key not in _DROPPED_EXTRAS}
-    _check_type(body, "tools", list, "a list")
+    _check_tools(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(
             "messages must be a list of at least one message.", code="invalid_messages", param="messages"
         )
     body["messages"] = checked = cast("list[dict[str, Any]]", messages)
+    check_size(checked, limits)
     images: list[FoundImage] = []
     for found in _find_images(checked, texts):
-        if len(images) == max_images:
+        if len(images) == limits.max_images:
             raise RequestError(
-                f"The request has more images than the limit of {max_images}. Send fewer, or raise "
+                f"The request has more images than the limit of {limits.max_images}. Send fewer, or raise "
                 "images.max_images_per_request.",
                 code="too_many_images",
                 param=found.source.place,
             )
         images.append(found)
-    return ChatCall(body, tuple(images), bool(body.get("stream")), bool(options.get("include_usage")))
+    return ChatCall(body, tuple(images), bool(body.get("stream")), include_usage)
+
+
+def _wants_usage(body: Mapping[str, Any]) -> bool:
+    """What a stream's options say. Those of no stream are the engine's to judge."""
+    _check_type(body, "stream_options", dict, "an object")
+    options = cast("dict[str, Any]", body.get("stream_options") or {})
+    _check_type(options, "include_usage", bool, "true or false", "stream_options.")
+    return bool(options.get("include_usage"))
+
+
+def _check_tools(body: Mapping[str, Any]) -> None:
+    """What is planned, compared and sent as a tool is one, under every policy; the rest is the engine's to judge."""
+    for key, shown in _TOOL_KEYS:
+        if body.get(key) is None:
+            continue
+        _check_type(body, key, list, "a list")
+        for index, tool in enumerate(cast("list[Any]", body[key])):
+            if not isinstance(tool, dict):
+                at = f"{key}[{index}]"
+                raise RequestError(f"{at} must be an object such as {shown}.", code="invalid_tool", param=at)
 
 
 def parse_json(raw: bytes | bytearray) -> Any:
     """A JSON value.
 
     Raises:
-        RequestError: the bytes are not JSON; says where.
+        RequestError: the bytes are not JSON, or more than can be read; says where. A byte order mark is skipped.
     """
     try:
         # The parser takes four times as long for a bytearray.
-        value = from_json(bytes(raw), allow_inf_nan=False)
+        value = from_json(bytes(raw).removeprefix(_BOM), allow_inf_nan=False)
     except ValueError as error:
-        found = _POSITION.search(str(error))
+        said = str(error)
+        found = _POSITION.search(said)
         where = f" at line {found.group(1)}, column {found.group(2)}" if found else ""
-        raise RequestError(
-            f"The body is not valid JSON{where}. Send UTF-8 JSON without lone surrogates or NaN.", code="invalid_json"
-        ) from None
+        words = next((words for start, words in _NOT_READ.items() if said.startswith(start)), _INVALID)
+        raise RequestError(words.format(where=where), code="invalid_json") from None
     if _MAY_OVERFLOW.search(raw) and _has_infinity(value):
         raise RequestError("The body holds a number that is too large, such as 1e999.", code="invalid_json")
     return value
@@ -253,6 +284,7 @@ def _check_calls(message: dict[str, Any], place: str) -> None:
         if not isinstance(call, dict):
             raise RequestError(f"{at} must be an object.", code="invalid_type", param=at)
         _check_type(cast("dict[str, Any]", call), "id", str, "a string", f"{at}.")
+        _check_type(cast("dict[str, Any]", call), "function", dict, "an object", f"{at}.")
 
 
 def _found_image(

@@ -14,8 +14,10 @@ from pydantic_core import to_json
 
 from engine import asgi
 from engine.fake import Fault
-from tests.api.rig import CHAT, JSON, Rig, ask, running, until
+from tests.api.rig import CHAT, JSON, Rig, WatchedEngine, answers_with, ask, running, text, until, user
 
+_NO_CALL = ("invalid_type", "messages[0].tool_calls[0].function")
+_TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look"}}
 _MESSAGES = '"messages": [{"role": "user", "content": "a"}]'
 
 
@@ -30,10 +32,9 @@ _MESSAGES = '"messages": [{"role": "user", "content": "a"}]'
         (b'{"messages": "\\ud800"}', "line 1, column 21"),
         (b'{"messages": "\xed\xa0\x80"}', "column 15"),
         (b'{"messages": "\xff"}', "column 15"),
-        (b"\xef\xbb\xbf{}", "line 1, column 1"),
-        (b"[" * 100_000, "line 1, column 202"),
-        (b'{"a":' * 100_000, "line 1"),
-        (b"{" + _MESSAGES.encode() + b', "seed": ' + b"9" * 5000 + b"}", "column 4"),
+        (b"[" * 100_000, "nested too deeply at line 1, column 202"),
+        (b'{"a":' * 100_000, "nested too deeply at line 1"),
+        (b"{" + _MESSAGES.encode() + b', "seed": ' + b"9" * 5000 + b"}", "too many digits at line 1, column 4"),
         (b"{}{}", "line 1, column 3"),
     ],
 )
@@ -51,6 +52,13 @@ async def test_numbers_that_overflow(rig: Rig, number: str) -> None:
         answer = await rig.chat(f"{{{_MESSAGES}, {place}}}".encode())
         assert (answer.status, answer.error["code"]) == (400, "invalid_json")
     assert rig.engine.wire == []
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+async def test_a_byte_order_mark_is_skipped(rig: Rig, size: int) -> None:
+    assert (await rig.chat(b"\xef\xbb\xbf" + to_json(ask("a" * size, max_tokens=1)))).status == 200
+    twice = await rig.chat(b"\xef\xbb\xbf" * 2 + to_json(ask("a")))
+    assert (twice.status, twice.error["code"]) == (400, "invalid_json")
 
 
 async def test_odd_but_valid_json(rig: Rig) -> None:
@@ -90,13 +98,22 @@ async def test_odd_but_valid_json(rig: Rig) -> None:
         (ask({"role": "assistant", "tool_calls": True}), "invalid_type", "messages[0].tool_calls"),
         (ask({"role": "assistant", "tool_calls": [5]}), "invalid_type", "messages[0].tool_calls[0]"),
         (ask({"role": "assistant", "tool_calls": [{"id": []}]}), "invalid_type", "messages[0].tool_calls[0].id"),
+        (ask({"role": "assistant", "tool_calls": [{"function": "f"}]}), *_NO_CALL),
+        (ask({"role": "assistant", "tool_calls": [{"function": ["f"]}]}), *_NO_CALL),
         (ask("a", {"role": "tool", "tool_call_id": {}}), "invalid_type", "messages[1].tool_call_id"),
+        (ask("a", tools={}), "invalid_type", "tools"),
+        (ask("a", tools=[None]), "invalid_tool", "tools[0]"),
+        (ask("a", tools=["x"]), "invalid_tool", "tools[0]"),
+        (ask("a", tools=[_TOOL, 5]), "invalid_tool", "tools[1]"),
+        (ask("a", functions="f"), "invalid_type", "functions"),
+        (ask("a", functions=[_TOOL["function"], []]), "invalid_tool", "functions[1]"),
         (ask("a", stream=True, stream_options=[]), "invalid_type", "stream_options"),
         (ask("a", stream=True, stream_options={"include_usage": "no"}), "invalid_type", "stream_options.include_usage"),
     ],
 )
-async def test_wrong_types_name_their_place(rig: Rig, body: Any, code: str, param: str | None) -> None:
-    answer = await rig.chat(body)
+@pytest.mark.parametrize("policy", ["stable", "observe"])
+async def test_wrong_types_name_their_place(rig: Rig, body: Any, code: str, param: str | None, policy: str) -> None:
+    answer = await rig.chat(body, {"x-stillframe-policy": policy})
     assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
     assert rig.engine.wire == []
 
@@ -106,17 +123,28 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
     max_leaves=12,
 )
+_FUNCTIONS = st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "arguments", "parameters"), _VALUES))
 _PARTS = _VALUES | st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "image_url", "input_image", "refusal", "file", "input_text"])},
     optional=dict.fromkeys(("text", "image_url", "refusal", "uuid", "detail"), _VALUES),
 )
+_CALLS = _VALUES | st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("id", "type"), _VALUES) | {"function": _VALUES | _FUNCTIONS}
+)
 _MESSAGE = _VALUES | st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "tool", "system"]) | _VALUES},
-    optional={"content": st.lists(_PARTS, max_size=3) | _VALUES, "tool_calls": _VALUES, "name": _VALUES},
+    optional={
+        "content": st.lists(_PARTS, max_size=3) | _VALUES,
+        "tool_calls": _VALUES | st.lists(_CALLS, max_size=2),
+        "name": _VALUES,
+    },
 )
 _BODIES = _VALUES | st.fixed_dictionaries(
     {"messages": st.lists(_MESSAGE, max_size=4) | _VALUES},
-    optional=dict.fromkeys(("model", "stream", "stream_options", "n", "tools", "max_tokens", "vllm_xargs"), _VALUES),
+    optional=dict.fromkeys(
+        ("model", "stream", "stream_options", "n", "tools", "max_tokens", "vllm_xargs", "documents", "metadata"),
+        _VALUES | st.lists(_CALLS, max_size=2),
+    ),
 )
 
 
@@ -135,6 +163,47 @@ async def test_no_json_gives_a_failure_of_ours(strict: Rig, body: Any) -> None:
     strict.engine.app.faults.clear()
     assert answer.status in (400, 418), answer.body
     assert answer.error["message"]
+
+
+_REPLY = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'
+
+
+@pytest.fixture
+async def willing(tmp_path: Path) -> AsyncGenerator[Rig]:
+    # The engine takes everything: what the gateway makes of it afterwards is on trial.
+    async with running(tmp_path, WatchedEngine(answer=answers_with(200, _REPLY))) as rig:
+        yield rig
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=_BODIES, policy=st.sampled_from(["observe", "stable", "reference"]))
+async def test_nor_does_it_when_the_engine_takes_it(willing: Rig, body: Any, policy: str) -> None:
+    answer = await willing.chat(body, {"x-stillframe-policy": policy, "x-stillframe-explain": "1"})
+    assert answer.status in (200, 400), answer.body
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "param", "setting"),
+    [
+        (["a"] * 4, "too_many_messages", "messages", "server.max_messages"),
+        ([None] * 4, "too_many_messages", "messages", "server.max_messages"),
+        (["a", user(*[text("b")] * 5)], "too_many_parts", "messages[1].content", "server.max_parts"),
+        ([user(*[text("b")] * 2)] * 3, "too_many_parts", "messages[2].content", "server.max_parts"),
+        ([user(None, None), user(None, None, None)], "too_many_parts", "messages[1].content", "server.max_parts"),
+        ([{"role": "user", "content": [0] * 71}], "too_many_values", None, "server.max_parts"),
+    ],
+)
+async def test_a_request_has_a_size_besides_its_bytes(
+    tmp_path: Path, messages: list[Any], code: str, param: str | None, setting: str
+) -> None:
+    limits = {"SERVER__MAX_MESSAGES": "3", "SERVER__MAX_PARTS": "4"}
+    async with running(tmp_path, environment=limits) as rig:
+        answer = await rig.chat(ask(*messages))
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
+        assert setting in answer.error["message"]
+        assert rig.engine.wire == []
+        most = ask("a", user(text("a"), text("b")), user(text("c"), text("," * 1000)))
+        assert (await rig.chat(most)).status == 200
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

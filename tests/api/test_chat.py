@@ -146,6 +146,13 @@ async def test_stream_options_without_stream_are_the_engines_to_judge(rig: Rig) 
     assert (answer.status, answer.error["param"]) == (400, "stream_options")
 
 
+@pytest.mark.parametrize("options", [[], {"include_usage": "no"}])
+@pytest.mark.parametrize("stream", [None, False])
+async def test_whatever_they_are(rig: Rig, options: Any, stream: bool | None) -> None:
+    await rig.chat(ask("a", stream=stream, stream_options=options))
+    assert rig.engine.sent[0]["stream_options"] == options
+
+
 async def test_stream_headers(rig: Rig) -> None:
     answer = await rig.chat(ask("a", stream=True))
     assert answer.headers["cache-control"] == "no-cache"
@@ -174,4 +181,5 @@ async def test_chunks_are_relayed_as_they_are(tmp_path: Path) -> None:
     engine = WatchedEngine(answer=streams(first, second, b"data: [DONE]\n\n"))
     async with running(tmp_path, engine) as rig:
         answer = await rig.chat(ask("a", stream=True))
-    assert answer.body == first + second + b"data: [DONE]\n\n"
+    # A comment keeps the connection alive; its words are the engine's.
+    assert answer.body == first + b":\n\ndata: [DONE]\n\n"

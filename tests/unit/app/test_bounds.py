@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from app.call_limits import CallLimits
 from app.public import public_error
 from app.wire import parse_chat
 from context.errors import EngineProtocolError, RequestError
@@ -17,9 +18,9 @@ def test_numbers_that_overflow_are_found_in_one_pass() -> None:
     # 308 digits and a letter, again and again: a search that starts anew at each digit would take minutes.
     text = ("1" * 308 + "a") * 50_000
     raw = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
-    assert parse_chat(raw, default_model=None, max_images=1).messages[0]["content"] == text
+    assert parse_chat(raw, default_model=None, limits=CallLimits(1, 100, 1000)).messages[0]["content"] == text
     with pytest.raises(RequestError, match="too large"):
-        parse_chat(raw[:-1] + b', "seed": ' + b"9" * 400 + b".0}", default_model=None, max_images=1)
+        parse_chat(raw[:-1] + b', "seed": ' + b"9" * 400 + b".0}", default_model=None, limits=CallLimits(1, 100, 1000))
 
 
 def test_images_beyond_the_limit_are_not_looked_at() -> None:
@@ -27,8 +28,36 @@ def test_images_beyond_the_limit_are_not_looked_at() -> None:
     parts = [part] * 3 + [{"type": "image_url", "image_url": 5}]
     raw = json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()
     with pytest.raises(RequestError) as refused:
-        parse_chat(raw, default_model=None, max_images=2)
+        parse_chat(raw, default_model=None, limits=CallLimits(2, 100, 1000))
     assert (refused.value.code, refused.value.param) == ("too_many_images", "messages[0].content[2]")
+
+
+LIMITS = CallLimits(1, 20, 100)
+
+
+def test_a_body_of_far_too_many_values_is_not_parsed() -> None:
+    most = LIMITS.max_values
+    for piece in (b"0,", b"{},", b"[],", b'"",', b'{"a":0},', b'"\\\\",', b'"\\"",'):
+        # It is no JSON: a parser would have said so.
+        with pytest.raises(RequestError, match=r"more than 1200 JSON values.*server\.max_parts") as refused:
+            parse_chat(b"[" + piece * (most + 1), default_model=None, limits=LIMITS)
+        assert refused.value.code == "too_many_values"
+
+
+@pytest.mark.parametrize("text", [",", "{[,", 'a "b", c\\', "\\", '\\\\"', "\n,"])
+def test_text_is_one_value_whatever_stands_in_it(text: str) -> None:
+    text *= 100_000
+    raw = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    for body in (raw, bytearray(raw)):
+        assert parse_chat(body, default_model=None, limits=LIMITS).messages[0]["content"] == text
+
+
+def test_the_largest_request_has_not_too_many_values() -> None:
+    part = {"type": "text", "text": "", "cache_control": {"type": "ephemeral"}}
+    messages = [{"role": "user", "name": "n", "content": [part] * 5} for _ in range(20)]
+    raw = json.dumps({"messages": messages}).encode()
+    assert len(raw) > LIMITS.max_values
+    assert len(parse_chat(raw, default_model=None, limits=LIMITS).messages) == 20
 
 
 def test_a_key_of_the_configuration_never_comes_back() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
+from app.call_limits import CallLimits
 from app.lift import lift
 from app.wire import ChatCall, parse_chat
 from context.errors import RequestError
@@ -21,7 +22,7 @@ TEXTS = st.sampled_from(
 
 
 def parse(raw: bytes) -> ChatCall:
-    return parse_chat(raw, default_model=None, max_images=100)
+    return parse_chat(raw, default_model=None, limits=CallLimits(100, 100, 1000))
 
 
 def body(content: Any, **more: Any) -> bytes:

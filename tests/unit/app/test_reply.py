@@ -72,6 +72,9 @@ def test_an_answer_has_one_reply_or_none() -> None:
     assert reply_of({"choices": [choice, choice]}) is None
     assert reply_of({"choices": [{**choice, "finish_reason": None}]}) is None
     assert reply_of({"choices": [1]}) is None
+    assert reply_of({"choices": [{**choice, "error": {"message": "no"}}]}) is None
+    assert reply_of({"choices": [choice], "error": {"message": "no"}}) is None
+    assert reply_of({"choices": [{**choice, "error": None}], "error": None}) == choice["message"]
     assert reply_of([]) is None
 
 

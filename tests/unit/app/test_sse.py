@@ -55,8 +55,6 @@ _EVENTS = st.one_of(
     _BODIES.map(lambda body: [b"event: message", b"data:" + to_json(body), b"id: 7"]),
     _BODIES.map(lambda body: [b"data: " + line for line in to_json(body, indent=1).split(b"\n")]),
     st.just([b": ping"]),
-    st.just([b"data: not json with usage"]),
-    st.just([b'data: ["usage", "error"]']),
 )
 
 
@@ -80,7 +78,7 @@ async def test_chunking_changes_nothing(
     usages = [from_json(body)["usage"] for event in events if (body := _data(event)) and b'"usage":' in body]
     assert one.usage == next((usage for usage in reversed(usages) if usage), None)
     if include_usage:
-        assert whole == b"\n".join(lines) + b"\n"
+        assert whole == b"\n".join(b":" if line == b": ping" else line for line in lines) + b"\n"
     else:
         assert b'"usage":' not in whole
         kept = [event for event in events if not _is_usage_alone(event)]
@@ -175,6 +173,29 @@ async def test_an_error_after_the_end_mark_is_not_the_clients() -> None:
     out, relay = await _relayed([CONTENT + DONE], error=EngineProtocolError("late"))
     assert out == CONTENT + DONE
     assert (relay.done, relay.failed) == (True, False)
+
+
+@_UNTIMED
+@given(
+    events=st.lists(st.sampled_from([CONTENT, b"data: no json\n\n", b": x\n\n", b"event: error\n\n"]), max_size=4),
+    places=_PLACES,
+)
+async def test_an_error_is_said_once_whatever_the_chunks_are(events: list[bytes], places: list[int]) -> None:
+    wrong = b'data: {"choices": 5}\n\n'
+    data = b"".join([*events, wrong, CONTENT, STREAM])
+    out, relay = await _relayed(_cut(data, places))
+    whole, _ = await _relayed([data])
+    assert out == whole
+    assert out.count(b'"error":') == 1
+    # Nothing of the engine's goes on behind it, but what it counted is known.
+    assert out[out.index(b'"error":') :].count(b"\n\n") == 2
+    assert (relay.done, relay.failed, relay.usage) == (True, True, USAGE)
+
+
+async def test_breaking_off_behind_an_error_says_nothing_more() -> None:
+    out, _ = await _relayed([b"data: {}\n\n"], error=EngineProtocolError("It broke off."))
+    assert out.count(b'"error":') == 1
+    assert out.endswith(b"}\n\n" + DONE)
 
 
 async def test_an_event_without_end_is_bounded() -> None:
