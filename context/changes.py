@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from context.alignment import Alignment, Difference
 from context.layout.groups import tool_groups
 from context.layout.revise import Wire, freeze_message
 from context.plan import SentMessage, Turn
 from context.policies.base import Rules
+from context.policies.current import asked_now
 from context.policies.places import names_of
 from context.transcript import Message, Transcript, last_reply, parts_of
 
@@ -18,30 +20,7 @@ from context.transcript import Message, Transcript, last_reply, parts_of
 _NOT_SENT = "; nothing was sent for it any more"
 # Messages of ours that hold what is known of those that were taken out.
 _STAND_FOR_OTHERS = frozenset(("summary", "marker"))
-
-
-def last_of_user(messages: Sequence[Message]) -> int:
-    """The index of the last message of a user; -1 where there is none."""
-    return next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "user"), -1)
-
-
-def current_turn(messages: Sequence[Message]) -> int:
-    """Where the current turn starts: with the messages that lead up to the last one of a user."""
-    last = last_of_user(messages)
-    last = last if last >= 0 else len(messages)
-    while last > 0 and messages[last - 1].role == "user":
-        last -= 1
-    return last
-
-
-def asked_now(messages: Sequence[Message]) -> frozenset[int]:
-    """The messages of the current turn: the last one of a user with those that lead up to it, and the last reply
-    behind it with what follows: of an agent's steps only the last one."""
-    start = current_turn(messages)
-    question = start
-    while question < len(messages) and messages[question].role == "user":
-        question += 1
-    return frozenset((*range(start, question), *range(max(question, last_reply(messages)), len(messages))))
+_RESULT_ROLES = frozenset(("tool", "function"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +166,7 @@ def is_outdated(one: SentMessage, message: Message, rules: Rules, hoisted: Set[s
         rules: the policy's.
         hoisted: images of tool results that stand behind their groups.
     """
-    if rules.tool_images == "hoist" and message.role in ("tool", "function"):
+    if rules.tool_images == "hoist" and message.role in _RESULT_ROLES:
         # What was put behind its group is gone where the group's last message is.
         return any(image.ref.image_id not in hoisted for _, image in message.images)
     sent = Counter(image.ref.image_id for image in one.images)
@@ -204,26 +183,66 @@ def without_parted(kept: Sequence[SentMessage]) -> list[SentMessage]:
     """What is kept, less what the client has cut and what would be sent as calls without results, or as results
     without calls."""
     left = list(kept)
-    while True:
-        calls: set[str] = set()
-        results: set[str] = set()
-        alone: set[int] = set()
-        for at, one in enumerate(left):
-            calls |= _call_ids(one)
-            if one.wire["role"] == "tool" and one.origin == "stale" and one.wire.get("tool_call_id") not in calls:
-                alone.add(at)
-        for at in range(len(left) - 1, -1, -1):
-            one = left[at]
-            if one.origin == "stale" and not _call_ids(one) <= results:
-                alone.add(at)
-            results |= {one.wire["tool_call_id"]} if one.wire.get("tool_call_id") else set()
-        if not alone:
-            return left
-        left = [one for at, one in enumerate(left) if at not in alone]
+    while stale := [at for at, one in enumerate(left) if one.origin == "stale"]:
+        parted = _parted([one.wire for one in left]).intersection(stale)
+        if not parted:
+            break
+        left = _less_hoisted([one for at, one in enumerate(left) if at not in parted])
+    return left
 
 
-def _call_ids(one: SentMessage) -> set[str]:
-    return {call.get("id") for call in one.wire.get("tool_calls") or ()}
+def _parted(wires: Sequence[Wire]) -> set[int]:
+    """Calls that lack a result, and results that lack their call.
+
+    A result that has no id, or one that is no call's, answers the next call directly in front of it that nothing else
+    answers: the API's older form has no ids, and some clients write ids of their own. Further in front it finds none,
+    unlike in a tool group: without its call it would pass for another one's.
+    """
+    unanswered: dict[int, list[str | None]] = {}
+    last: dict[str, int] = {}
+    unnamed: list[int] = []
+    for at, wire in enumerate(wires):
+        if ids := _call_ids(wire):
+            unanswered[at] = ids
+            last |= {identity: at for identity in ids if identity}
+        elif wire["role"] in _RESULT_ROLES:
+            call = last.get(wire.get("tool_call_id") or "")
+            if call is None:
+                unnamed.append(at)
+            else:
+                unanswered[call] = [one for one in unanswered[call] if one != wire["tool_call_id"]]
+    alone = [at for at in unnamed if not _answers(at, wires, unanswered)]
+    return {*alone, *(at for at, ids in unanswered.items() if ids)}
+
+
+def _answers(at: int, wires: Sequence[Wire], unanswered: Mapping[int, list[str | None]]) -> bool:
+    """Give a result to a call directly in front of it; whether there is one."""
+    while at > 0:
+        at -= 1
+        if unanswered.get(at):
+            unanswered[at].pop(0)
+            return True
+        if at not in unanswered and wires[at]["role"] not in _RESULT_ROLES:
+            break
+    return False
+
+
+def _call_ids(wire: Wire) -> list[str | None]:
+    calls = wire.get("tool_calls") if wire["role"] == "assistant" else None
+    if isinstance(calls, list) and calls:
+        found = [cast("Wire", call).get("id") for call in cast("list[Any]", calls) if isinstance(call, dict)]
+        return [one if isinstance(one, str) else None for one in found]
+    return [None] if wire["role"] == "assistant" and wire.get("function_call") else []
+
+
+def _less_hoisted(left: Sequence[SentMessage]) -> list[SentMessage]:
+    """What is left, less images of tool results none of which is left in front of them."""
+    made: list[SentMessage] = []
+    for one in left:
+        is_behind = bool(made) and (made[-1].origin == "hoisted" or made[-1].wire["role"] in _RESULT_ROLES)
+        if one.origin != "hoisted" or is_behind:
+            made.append(one)
+    return made
 
 
 def _is_out(turn: Turn, transcript: Transcript, sent: Sequence[SentMessage], old: int, new: int | None) -> bool:

@@ -155,11 +155,11 @@ class Policy(Protocol):
     def shape(self, view: View) -> Shaped:
         """What to send.
 
-        Never touched is the current turn: the last user message with those that lead up to it, and the last step,
-        which is everything behind the model's last reply and that reply's tool group. The steps before it that an agent
-        has finished behind the same message are history like any other. `reference` alone shows the images of the
-        current turn in the tail. Nor are system messages, open tool groups and pinned images touched; no tool group is
-        split, and nothing changes its place. Equal views give equal results.
+        Never touched is the current turn (`context/policies/current.py`): the last user message with those that lead up
+        to it, and the last step, which is everything behind the model's last reply and the tool group that it belongs
+        to. The steps before it that an agent has finished are history like any other. `reference` alone shows the
+        images of the current turn in the tail. Nor are system messages, open tool groups and pinned images touched; no
+        tool group is split, and nothing changes its place. Equal views give equal results.
         """
         ...
 

@@ -1,8 +1,7 @@
 """Taking images and whole turns out of what is sent: what `batched`, `sliding` and the engine's limits share.
 
-Never taken out: system messages, summaries, open tool groups, and the current turn: the last user message with those
-that lead up to it, and what stands behind it; of an agent's steps behind it, the last one. An image leaves its marker
-in place; turns leave one message in front that names the images that went with them.
+Never taken out: system messages, summaries, open tool groups, and what is current (`context/policies/current.py`). An
+image leaves its marker in place; turns leave one message in front that names the images that went with them.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from context.changes import current_turn, last_of_user
 from context.layout.groups import tool_groups, turn_boundaries, units
 from context.layout.names import marker
 from context.plan import SentMessage
 from context.policies.base import Shaped, View, break_at, part_tokens
+from context.policies.current import asked_now, last_step
 from context.policies.places import Place, cut_by_client, first_ids, names_of, places_of
 from context.transcript import SYSTEM_ROLES, parts_of, text_part
 
@@ -66,11 +65,11 @@ class Draft:
         return (place for place in self.images(pinned=pinned) if place.message not in self.locked)
 
     def turns(self, *, pinned: bool = False) -> list[tuple[Unit, ...]]:
-        """Turns before the current one that may go, in order: of each its messages that may. With `pinned` also those
+        """Turns before the last step that may go, in order: of each its messages that may. With `pinned` also those
         with pinned images."""
-        starts = [one for one in self._starts if one < self._current]
+        starts = [one for one in self._starts if one < self._last_step]
         found: list[tuple[Unit, ...]] = []
-        for start, stop in pairwise([*starts, self._current]):
+        for start, stop in pairwise([*starts, self._last_step]):
             inside = [unit for unit in self._units if start <= unit[0] < stop]
             free = tuple(unit for unit in inside if self._may_go(unit) and (pinned or not self._is_pinned(unit)))
             if free:
@@ -174,8 +173,13 @@ class Draft:
     def locked(self) -> frozenset[int]:
         """Messages that nothing is taken out of."""
         found = {index for index, one in enumerate(self.sent) if one.origin == "summary" or _is_head(one)}
-        found |= {index for index in range(self._current, len(self.sent)) if self._is_current(index)}
-        found |= {index for index in range(self._question, self._current) if self._is_asked(index)}
+        asked = asked_now(self.view.client)
+        for unit in self._units:
+            now = [index for index in unit if self.sent[index].source in asked]
+            found.update(now)
+            if now:
+                # The images of the unit's results.
+                found.update(index for index in unit if self.sent[index].origin == "hoisted")
         for group in tool_groups([self.sent[index].wire for index in self._own]):
             if group.is_open:
                 found |= set(self._with_hoisted(group.range))
@@ -204,31 +208,11 @@ class Draft:
         return tuple(found)
 
     @cached_property
-    def _question(self) -> int:
-        """Where the last user message stands."""
-        source = current_turn(self.view.client)
+    def _last_step(self) -> int:
+        """Where the last step starts."""
+        source = last_step(self.view.client)
         places = (index for index, one in enumerate(self.sent) if one.source is not None and one.source >= source)
-        return next(places, self._starts[-1] if self._starts else 0)
-
-    @cached_property
-    def _last_question(self) -> int:
-        """The last user message among the client's."""
-        return last_of_user(self.view.client)
-
-    @cached_property
-    def _current(self) -> int:
-        """Where the current turn starts: that of the last user message, and the last step where an agent works on it
-        for long."""
-        # What is left of a turn of which the reply was taken out may stand right in front of the question.
-        return max([*self._starts, self._question])
-
-    def _is_asked(self, index: int) -> bool:
-        """Whether a message is the last one of a user, or leads up to it."""
-        source = self.sent[index].source
-        return source is not None and source <= self._last_question
-
-    def _is_current(self, index: int) -> bool:
-        return index >= self._question or self.sent[index].origin != "stale"
+        return next(places, len(self.sent))
 
     def _may_go(self, unit: Unit) -> bool:
         return not any(index in self.locked or self.left[index] is None for index in unit)

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from context.changes import current_turn
 from context.images.base import ImageRef
 from context.layout.groups import turn_boundaries
 from context.layout.names import ID_CHARS, MIN_NAME_CHARS, as_name, name
 from context.plan import SentMessage
 from context.policies.base import Rules, Shaped, View
+from context.policies.current import asked_now, question
 from context.transcript import SYSTEM_ROLES, ImagePart, Message, parts_of, text_part, texts_of
 
 _NAME = re.compile(rf"(?<![0-9a-zA-Z])[0-9a-f]{{{MIN_NAME_CHARS},{ID_CHARS}}}(?![0-9a-zA-Z])")
@@ -33,8 +33,8 @@ class Reference:
     """Sends images at the tail, and their names in the history.
 
     At the tail stand, in this order and each image once: those of the `keep_turns` turns before, pinned ones that stand
-    nowhere else, those that were named, those of this turn. This turn's are the images of the last user message and of
-    what stands behind the last reply: an agent's step sees its own screenshot, and what the user showed. Where they are
+    nowhere else, those that were named, those of this turn. This turn's are the images of what is current
+    (`context/policies/current.py`): an agent's step sees its own screenshot, and what the user showed. Where they are
     more than the engine takes, the first ones are left out; this turn's never are.
 
     Attributes:
@@ -76,7 +76,7 @@ class Reference:
         images = [(at, part) for at, message in enumerate(view.client) for _, part in message.images]
         images = [(at, part) for at, part in images if view.client[at].role not in SYSTEM_ROLES]
         known = {part.ref.image_id: part for _, part in images}
-        now, kept = _this_turn(view.client), _turns_before(view.client, self.keep_turns)
+        now, kept = asked_now(view.client), _turns_before(view.client, self.keep_turns)
         current = [part for at, part in images if at in now and (at, part.ref.image_id) not in in_message]
         others = [part for at, part in images if at in kept and at not in now]
         others += [part for _, part in images if part.ref.image_id in view.request.pins]
@@ -154,20 +154,6 @@ def _turn_numbers(view: View) -> list[int]:
     return numbers
 
 
-def _this_turn(client: Sequence[Message]) -> set[int]:
-    """Messages that the reply is about: the last ones of a user, and those behind the last reply."""
-    end = len(client)
-    while end and client[end - 1].role == "assistant":
-        # What the client has begun of the reply.
-        end -= 1
-    start = current_turn(client)
-    stop = start
-    while stop < len(client) and client[stop].role == "user":
-        stop += 1
-    last = next((at for at in range(end - 1, -1, -1) if client[at].role == "assistant"), -1)
-    return {*range(start, stop), *range(last + 1, end)}
-
-
 def _turns_before(client: Sequence[Message], turns: int) -> set[int]:
     starts = turn_boundaries([message.wire for message in client]) if turns else ()
     return set(range(starts[max(0, len(starts) - 1 - turns)], len(client))) if starts else set()
@@ -175,9 +161,8 @@ def _turns_before(client: Sequence[Message], turns: int) -> set[int]:
 
 def _named(client: Sequence[Message], ids: Sequence[str]) -> Iterator[str]:
     """Ids that the last reply or the last user messages name, in order of mention. `ids` are sorted."""
-    start = current_turn(client)
     replies = [at for at in range(len(client) - 1) if client[at].role == "assistant"]
-    asked = [at for at in range(start, len(client)) if client[at].role == "user"]
+    asked = [at for at in question(client) if client[at].role == "user"]
     for at in sorted({*replies[-1:], *asked}):
         for text in _texts(client[at].wire):
             for match in _NAME.finditer(text):

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from context.changes import current_turn, last_of_user
 from context.layout.control import neutralize
 from context.layout.groups import tool_groups, turn_boundaries
 from context.layout.names import marker
 from context.plan import SentMessage, SummaryRequest
 from context.policies.base import Rules, Shaped, View, break_at
+from context.policies.current import asked_now
 from context.policies.places import names_of
 from context.transcript import SYSTEM_ROLES, ImagePart, texts_of
 
@@ -50,9 +50,9 @@ class Summary:
     up stood.
 
     Never summed up, and sent on as they are, in order, behind the block or in front of it as they stood: system
-    messages, messages with pinned images (of a tool group all), the last user message and those directly in front of
-    it, and everything from the last turn on. Open tool groups end what may be summed up. An agent that works on one
-    question for long has its oldest steps summed up; the question stays.
+    messages, messages with pinned images (of a tool group all), what is current (`context/policies/current.py`), and
+    everything from the last turn on. Open tool groups end what may be summed up. An agent that works on one question
+    for long has its oldest steps summed up; the question stays.
 
     Attributes:
         unit: `turns`, `prompt_tokens` (by estimate) or `images`.
@@ -155,17 +155,19 @@ def _boundaries(view: View) -> list[int]:
 
 def _kept(view: View) -> set[int]:
     """Messages that are sent on as they are, wherever they stand."""
-    sent = view.sent
-    question = range(current_turn(view.client), last_of_user(view.client) + 1)
-    kept = {index for index, one in enumerate(sent) if one.wire["role"] in SYSTEM_ROLES or one.source in question}
+    sent, asked = view.sent, asked_now(view.client)
+    heads = {index for index, one in enumerate(sent) if one.wire["role"] in SYSTEM_ROLES}
+    now = {index for index, one in enumerate(sent) if one.source in asked}
     pinned = {index for index, one in enumerate(sent) if any(_is_pinned(view, part) for part in one.images)}
+    kept = heads | now | pinned
     for group in tool_groups([one.wire for one in sent]):
         stop = group.stop
         while stop < len(sent) and sent[stop].origin == "hoisted":
             stop += 1
-        if not pinned.isdisjoint(range(group.start, stop)):
-            pinned |= set(range(group.start, stop))
-    return kept | pinned
+        whole = set(range(group.start, stop))
+        if not whole.isdisjoint(now | pinned):
+            kept |= whole
+    return kept
 
 
 def _is_pinned(view: View, part: ImagePart) -> bool:

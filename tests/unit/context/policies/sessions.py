@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from context.ledger import Ledger
 from context.plan import SentMessage
 from context.policies.base import Policy, Request
 from context.policies.keep import STABLE
-from context.transcript import ImagePart
+from context.transcript import ImagePart, Message
 
 Wire = dict[str, Any]
 SYSTEM: Wire = {"role": "system", "content": "You use a computer."}
@@ -48,6 +48,52 @@ def calls(*ids: str) -> Wire:
 
 def result(call: str, *shots: int) -> Wire:
     return {"role": "tool", "tool_call_id": call, "content": [text("done"), *map(shot, shots)]}
+
+
+def old_call(name: str) -> Wire:
+    """A call in the API's older form, which has no id."""
+    return {"role": "assistant", "content": None, "function_call": {"name": name, "arguments": "{}"}}
+
+
+def old_result(name: str, *shots: int) -> Wire:
+    return {"role": "function", "name": name, "content": [text("done"), *map(shot, shots)]}
+
+
+def called(wire: Mapping[str, Any]) -> set[str]:
+    """What a message calls: ids, and in the older form the name."""
+    ids = {call["id"] for call in wire.get("tool_calls") or ()}
+    return ids | ({wire["function_call"]["name"]} if wire.get("function_call") else set())
+
+
+def answered(wire: Mapping[str, Any]) -> set[str]:
+    """The call that a message is the result of."""
+    if wire["role"] not in ("tool", "function"):
+        return set()
+    return {wire["tool_call_id"] if wire["role"] == "tool" else wire["name"]}
+
+
+def asked_now(messages: Sequence[Message]) -> list[int]:
+    """What no policy may touch: the last user message with those that lead up to it, what stands behind the last reply,
+    and the calls and results that go with it."""
+    wires = [message.wire for message in messages]
+    users = [at for at, wire in enumerate(wires) if wire["role"] == "user"]
+    apart = [at for at, wire in enumerate(wires) if wire["role"] in ("assistant", "tool", "function")]
+    first = max((at for at in apart if at < users[-1]), default=-1) if users else -1
+    question = [at for at in users if at > first]
+    end = len(wires)
+    while end and wires[end - 1]["role"] == "assistant" and not called(wires[end - 1]):
+        end -= 1
+    reply = max((at for at in range(end) if wires[at]["role"] == "assistant"), default=-1)
+    ids = called(wires[reply]) if reply >= 0 else set[str]()
+    ids = ids.union(*(answered(wire) for wire in wires[reply + 1 :]))
+    callers = [at for at in range(reply + 1) if not ids.isdisjoint(called(wires[at]))]
+    grouped = {
+        at
+        for caller in callers
+        for at in range(caller, len(wires))
+        if at == caller or not called(wires[caller]).isdisjoint(answered(wires[at]))
+    }
+    return sorted({*question, *grouped, *range(reply + 1, len(wires))})
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast, get_args
 
 import pytest
@@ -19,7 +20,12 @@ from tests.unit.context.policies.sessions import (
     SYSTEM,
     Session,
     Wire,
+    answered,
+    asked_now,
+    called,
     calls,
+    old_call,
+    old_result,
     result,
     same_start,
     session,
@@ -32,21 +38,22 @@ EXAMPLES = 5000 if os.environ.get("STILLFRAME_LONG") == "1" else 200
 MISCHIEF = ("cut", "placeholder", "delete", "edit", "insert", "swap", "regenerate", "branch")
 
 CHANGE = st.tuples(st.sampled_from(MISCHIEF), st.integers(0, 40))
-# What the client changes; new images; calls in the reply, 0 for a text, None for a turn that is aborted; how many of
-# the calls before are left open.
+# What the client changes; new images; calls in the reply, 0 for a text, -1 for a call in the API's older form, None for
+# a turn that is aborted; how many of the calls before are left open; what the client says besides.
 TURN = st.tuples(
     st.lists(CHANGE, max_size=2),
     st.lists(st.integers(0, 9), max_size=3),
-    st.sampled_from([0, 0, 0, 1, 2, None]),
+    st.sampled_from([0, 0, 0, 1, 2, -1, None]),
     st.sampled_from([0, 0, 0, 1]),
+    st.sampled_from(["", "", "", "words", "reminder", "begun"]),
 )
 
 # A message that was cut and is still sent has the same words as one that comes later and takes its place.
 SAME_WORDS: list[Any] = [
-    ([("insert", 1)], [0, 0], 0, 0),
-    ([("delete", 0), ("regenerate", 0)], [], 0, 0),
-    ([("insert", 1), ("regenerate", 0)], [], 0, 0),
-    ([("delete", 0)], [], 0, 0),
+    ([("insert", 1)], [0, 0], 0, 0, ""),
+    ([("delete", 0), ("regenerate", 0)], [], 0, 0, ""),
+    ([("insert", 1), ("regenerate", 0)], [], 0, 0, ""),
+    ([("delete", 0)], [], 0, 0, ""),
 ]
 
 
@@ -79,15 +86,25 @@ def _cut_oldest(history: list[Wire], instead: Wire | None) -> None:
                 return
 
 
-def new_messages(client: Session, number: int, images: Sequence[int], still_open: int) -> list[Wire]:
-    """What the client says next: the results of the calls before, or a user's message."""
-    last = client.history[-1] if client.history else {}
-    open_calls = [one["id"] for one in last.get("tool_calls", ())]
-    if not open_calls:
-        return [user(f"turn {number}", *images)]
-    answered = open_calls[: len(open_calls) - still_open]
-    made = [result(one, *(images if index == 0 else ())) for index, one in enumerate(answered)]
-    return [*made, user(f"turn {number}")] if still_open or not made else made
+def new_messages(client: Session, number: int, images: Sequence[int], still_open: int, besides: str) -> list[Wire]:
+    """What the client says next: the results of the calls before, or a user's message, and what it adds to them."""
+    made = results(client.history[-1] if client.history else {}, images, still_open)
+    if not made or still_open or besides == "words":
+        made.append(user(f"turn {number}", *(() if made else images)))
+    if besides == "reminder":
+        made += [{"role": "system", "content": f"mind {number}"}, user(f"turn {number}, and more")]
+    if besides == "begun":
+        made.append({"role": "assistant", "content": f"begun {number}"})
+    return made
+
+
+def results(last: Wire, images: Sequence[int], still_open: int) -> list[Wire]:
+    """Results of the last message's calls."""
+    ids = [one["id"] for one in last.get("tool_calls", ())]
+    if last.get("function_call"):
+        return [] if still_open else [old_result(last["function_call"]["name"], *images)]
+    closed = ids[: max(0, len(ids) - still_open)]
+    return [result(one, *(images if index == 0 else ())) for index, one in enumerate(closed)]
 
 
 @pytest.mark.timeout(3600 if EXAMPLES > 200 else 300)
@@ -121,6 +138,7 @@ async def take_turn(
     images: Sequence[int],
     replied: int | None,
     still_open: int,
+    besides: str,
 ) -> Begun:
     regenerates = False
     for what, where in changes:
@@ -130,9 +148,15 @@ async def take_turn(
                 client.history.pop()
         else:
             change(client.history, what, where)
-    new = [] if regenerates and client.history else new_messages(client, number, images, still_open)
-    ids = [f"c{number}.{call}" for call in range(replied or 0)]
-    return await client.ask(*new, reply=None if replied is None else calls(*ids) if ids else f"reply {number}")
+    new = [] if regenerates and client.history else new_messages(client, number, images, still_open, besides)
+    return await client.ask(*new, reply=None if replied is None else said(number, replied))
+
+
+def said(number: int, replied: int) -> str | Wire:
+    """The model's reply."""
+    if replied == 0:
+        return f"reply {number}"
+    return calls(*(f"c{number}.{call}" for call in range(replied))) if replied > 0 else old_call(f"c{number}")
 
 
 def check_extends_or_breaks_once(begun: Begun) -> None:
@@ -167,16 +191,15 @@ def check_equal(begun: Begun, again: Begun) -> None:
 
 
 def check_current_turn(begun: Begun, name: str, *, by_step: bool) -> None:
-    """The last user message and all behind it are sent whole, their images where the policy has them.
+    """What is asked now is sent whole, its images where the policy has them.
 
-    Of what stands between that message and the last reply, which an agent's steps make long, images that the client has
-    cut may be sent on. By step, only what stands behind the last reply counts.
+    What stands between the last user message and the last reply, which an agent's steps make long, is sent too, but
+    images that the client has cut of it may be sent on. By step, it does not count.
     """
     messages = begun.transcript.messages
+    asked = asked_now(messages)
     last = max((at for at, message in enumerate(messages) if message.role == "user"), default=len(messages))
-    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
-    asked = [at for at in range(last, len(messages)) if at == last or at > max(replies, default=-1)]
-    current = [at for at in range(last, len(messages)) if not by_step or at in asked or at in replies[-1:]]
+    current = sorted({*asked, *(() if by_step else range(last, len(messages)))})
     sent = {one.source: one for one in begun.plan.sent if one.source in current}
     assert list(sent) == current
     first = next((at for at, one in enumerate(begun.plan.sent) if one.source in current), len(begun.plan.sent))
@@ -192,9 +215,12 @@ def check_current_turn(begun: Begun, name: str, *, by_step: bool) -> None:
 def check_tool_groups(begun: Begun) -> None:
     """No call is sent without its results, nor a result without its call, unless the client has parted them."""
     calls_alone, results_alone = parted([one.wire for one in begun.plan.sent])
-    theirs = parted([message.wire for message in begun.transcript.messages])
-    assert calls_alone <= theirs[0]
-    assert results_alone <= theirs[1]
+    theirs = [message.wire for message in begun.transcript.messages]
+    # Without ids it is their place alone that says what belongs together.
+    results = [(one, two) for one, two in pairwise(theirs) if two["role"] == "function"]
+    apart = {name for one, two in results for name in answered(two) - called(one)}
+    assert calls_alone <= parted(theirs)[0] | apart
+    assert results_alone <= parted(theirs)[1] | apart
 
 
 def parted(wires: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[str]]:
@@ -203,12 +229,10 @@ def parted(wires: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[str]]:
     orphans: set[str] = set()
     known: set[str] = set()
     for wire in wires:
-        ids = {call["id"] for call in wire.get("tool_calls") or ()}
-        unanswered |= ids
-        known |= ids
-        if wire["role"] == "tool":
-            unanswered.discard(wire["tool_call_id"])
-            orphans |= {wire["tool_call_id"]} - known
+        unanswered |= called(wire)
+        known |= called(wire)
+        unanswered -= answered(wire)
+        orphans |= answered(wire) - known
     return unanswered, orphans
 
 

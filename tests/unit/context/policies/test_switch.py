@@ -27,6 +27,7 @@ from tests.unit.context.policies.every import POLICIES
 from tests.unit.context.policies.sessions import (
     SYSTEM,
     Session,
+    asked_now,
     brief,
     calls,
     result,
@@ -57,10 +58,8 @@ def check_current(begun: Begun) -> None:
     messages = begun.transcript.messages
     shown = [image for one in with_tail(begun.plan.sent, begun.plan.tail) for image in one.images]
     ids = {image.ref.image_id for image in shown}
-    question = max((at for at, message in enumerate(messages) if message.role == "user"), default=len(messages))
-    reply = max((at for at, message in enumerate(messages) if message.role == "assistant"), default=-1)
     sent = {one.source: one for one in begun.plan.sent}
-    for at in {*range(question, question + 1), *range(max(question, reply + 1), len(messages))} - {len(messages)}:
+    for at in asked_now(messages):
         assert {image.ref.image_id for _, image in messages[at].images} <= ids
         assert _said(sent[at].wire) == _said(messages[at].wire)
 
