@@ -32,6 +32,7 @@ from engine.base import ChatRequest, EngineHealth, EngineInfo, EngineReply, Even
 from engine.events import EventHub
 from engine.images import Holdings, open_chat
 from engine.vllm.block_tiers.settings import SETTING as BLOCK_TIERS
+from engine.vllm.block_tiers.settings import BlockTierSettings
 from engine.vllm.blocking import in_daemon_thread, kill_children
 from engine.vllm.core_calls import answered
 from engine.vllm.environment import set_environment
@@ -48,12 +49,12 @@ from engine.vllm.features import (
 )
 from engine.vllm.image_kv.settings import SETTING as IMAGE_KV
 from engine.vllm.options import VllmSettings, arguments, by_long_name, parse
+from engine.vllm.resetting import reset_prefixes, reset_tiers, unfinished
 from engine.vllm.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.25
 _HELD_IMAGES = 65_536
-_RESET_SECONDS = 1.0
 _RESTART_SECONDS = 2.0
 _QWEN_VL = re.compile(r"qwen[\d_]*vl")
 
@@ -73,7 +74,7 @@ class VllmEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._others: frozenset[Any] = frozenset()
         self._restarts = 0
-        self._has_tiers = False
+        self._tiers: BlockTierSettings | None = None
 
     async def start(self) -> None:
         if self._running is not None:
@@ -142,15 +143,15 @@ class VllmEngine:
             EngineUnavailable: the engine is not ready, or works on a request.
         """
         self._require_ready()
-        await self._reset_prefixes(self._client)
+        await reset_prefixes(self._client)
 
     async def reset_caches(self) -> None:
         self._require_ready()
         client = self._client
-        await self._reset_prefixes(client)
+        await reset_prefixes(client)
         left: list[str] = []
         # vLLM has it emptied also where it refuses to empty its blocks, so not before these are gone.
-        if self._has_tiers and not await answered(client, client.reset_prefix_cache(reset_connector=True)):
+        if self._tiers is not None and not await reset_tiers(client, has_folder=bool(self._tiers.folder)):
             left.append(f"{BLOCK_TIERS}.folder")
         if self._info.reuses_images:
             # Every worker has a pool of its own, and answers when it is empty.
@@ -161,6 +162,9 @@ class VllmEngine:
         # Not before: a chat in between would be believed, and its images dropped after it.
         self._holdings.clear()
         await answered(client, client.reset_encoder_cache())
+        if self._info.reuses_images:
+            # A chat that came before the pool was empty may have left blocks of what was in it.
+            await reset_prefixes(client)
         if left:
             folders = " and ".join(left)
             raise EngineUnavailable(f"All is empty, but files in {folders} could not be removed; the log says why.")
@@ -170,23 +174,12 @@ class VllmEngine:
         found = await answered(client, client.collective_rpc(IMAGE_POOL))
         self._hub.publish(EventBatch("images", 0, time.time(), (ImagePoolState(*found[0]),)))
 
-    async def _reset_prefixes(self, client: Any) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _RESET_SECONDS
-        # A core that works answers after its step alone; so it is asked when it has nothing to do any more. It frees a
-        # finished request's blocks one step after its last token left, and refuses until then.
-        while loop.time() < until:
-            if not self.running() and await answered(client, client.reset_prefix_cache()):
-                return
-            await asyncio.sleep(0.02)
-        raise EngineUnavailable("The prefix cache cannot be emptied while requests are running.")
-
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[EventBatch]]:
         return self._hub.listen()
 
     def running(self) -> int:
         """Requests that the engine works on."""
-        return 0 if self._client is None else int(self._client.output_processor.get_num_unfinished_requests())
+        return 0 if self._client is None else unfinished(self._client)
 
     def _require_ready(self) -> None:
         health = self.health()
@@ -204,7 +197,7 @@ class VllmEngine:
         stack.push_async_callback(telemetry.stop)
         telemetry.start()
         options = by_long_name(self._settings.options)
-        image_kv, self._has_tiers = image_kv_of(options), block_tiers_of(options) is not None
+        image_kv, self._tiers = image_kv_of(options), block_tiers_of(options)
         args = parse(
             arguments(
                 self._settings,

@@ -51,7 +51,8 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
         self._returns = Returns() if by_value else None
         self._uses: dict[str, Watched] = {}
         self._events = events or EventSocket()
-        # One report a (request, input): a hit is asked for again on every scheduling step of a chunked prefill.
+        # One hit a (request, input), and none of what it had computed: it is asked for again on every step of a chunked
+        # prefill, on every step in which the request waits for room, and after a preemption.
         self._reported: dict[str, set[int]] = {}
         self.is_pooled: Callable[[str], bool] = lambda _: False
         """Whether a request now holds an image's entry of the pool, by the image's identifier: its features come from
@@ -59,14 +60,15 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
 
     def check_and_update_cache(self, request: Any, input_id: int) -> bool:
         hit = bool(super().check_and_update_cache(request, input_id))
-        if hit:
-            self._report_once("hit", request, input_id)
+        if hit and input_id not in self._reported.get(request.request_id, ()):
+            self._report("hit", request, input_id)
         return hit
 
     def allocate(self, request: Any, input_id: int) -> None:
         super().allocate(request, input_id)
         kind = "load" if self.is_pooled(request.mm_features[input_id].identifier) else "run"
-        self._report_once(kind, request, input_id)
+        # Each time: it is computed again when it left the cache while the request was preempted.
+        self._report(kind, request, input_id)
 
     def can_allocate(
         self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
@@ -82,9 +84,9 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
 
     def free(self, request: Any) -> None:
         super().free(request)
-        self._reported.pop(request.request_id, None)
         # A request that is preempted or not admitted lets go of its features too, and comes back.
         if request.is_finished():
+            self._reported.pop(request.request_id, None)
             self._events.send("done", gateway_request_id(request.request_id), "", 0)
 
     def reset(self) -> None:
@@ -93,11 +95,8 @@ class ReportingEncoderCacheManager(EncoderCacheManager):
         self._uses.clear()
         self._events.send("reset", "", "", 0)
 
-    def _report_once(self, kind: str, request: Any, input_id: int) -> None:
-        seen = self._reported.setdefault(request.request_id, set())
-        if input_id in seen:
-            return
-        seen.add(input_id)
+    def _report(self, kind: str, request: Any, input_id: int) -> None:
+        self._reported.setdefault(request.request_id, set()).add(input_id)
         embeddings, uuid = int(request.get_num_encoder_embeds(input_id)), str(request.mm_features[input_id].identifier)
         if self._returns is not None:
             use = self._uses[uuid] = self._returns.use([uuid])

@@ -74,6 +74,30 @@ def eviction_of(options: Mapping[str, Any]) -> str:
     return str(eviction)
 
 
+def refuse_replicas(size: object) -> None:
+    """Refuse an engine that is several: where its events go over a local socket, vLLM starts the first one alone.
+
+    Args:
+        size: `data-parallel-size`, as it is written.
+
+    Raises:
+        ConfigError: it is above 1.
+
+    Source: vLLM 0.32, vllm/distributed/kv_events.py::ZmqEventPublisher.offset_endpoint_port.
+    """
+    try:
+        replicas = int(str(size))
+    except ValueError:
+        # vLLM says what it takes.
+        return
+    if replicas > 1:
+        reason = (
+            "can only be 1, for a gateway has one engine in it. Remove it, start each replica as an engine or a "
+            "gateway of its own, and name all of them as upstream of a gateway over them: --upstream URL"
+        )
+        raise ConfigError("settings", "engine.vllm.data-parallel-size", reason)
+
+
 def feature_options(options: Mapping[str, Any], image_endpoint: str) -> dict[str, Any]:
     """vLLM's options for what is switched on; none where nothing is.
 
@@ -145,6 +169,8 @@ def prepare(config: Any, args: Any) -> None:
     from engine.vllm.block_tiers import checks
     from engine.vllm.image_kv import families
 
+    # By an option, the environment or a file of options.
+    refuse_replicas(config.parallel_config.data_parallel_size)
     ours = cast("Mapping[str, Any]", config.additional_config or {}).get("stillframe", {})
     if ours and config.scheduler_config.async_scheduling:
         config.scheduler_config.scheduler_cls = "engine.vllm.scheduler.AsyncStillframeScheduler"

@@ -14,7 +14,7 @@ from context.errors import ConfigError
 from context.files import expanded
 from engine.reference.profile import read_profile
 from engine.vllm.block_tiers.settings import SETTING as BLOCK_TIERS
-from engine.vllm.features import OWN, block_tiers_of, eviction_of, feature_options, image_kv_of
+from engine.vllm.features import OWN, block_tiers_of, eviction_of, feature_options, image_kv_of, refuse_replicas
 from engine.vllm.image_kv.settings import BUNDLED
 from engine.vllm.image_kv.settings import SETTING as IMAGE_KV
 from engine.vllm.options import by_long_name
@@ -39,6 +39,7 @@ def check_values(options: Mapping[str, Any]) -> None:
         if name not in OWN and (meant := get_close_matches(name, OWN, 1, _ALIKE)):
             key, own = (one.replace("-", "_") for one in (name, meant[0]))
             raise ConfigError("settings", f"engine.vllm.{key}", f"is no option; do you mean engine.vllm.{own}?")
+    refuse_replicas(given.get("data-parallel-size"))
     feature_options(given, "")
 
 

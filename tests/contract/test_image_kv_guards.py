@@ -190,3 +190,15 @@ def test_a_folder_that_others_may_write_stops_the_start(config: Any, tmp_path: P
     assert caught.value.key == "engine.vllm.image_kv.folder"
     folder.chmod(0o700)
     prepare(changed, args)
+
+
+def test_several_replicas_are_refused_before_the_engine_starts_also_when_no_option_of_ours_asks_for_them(
+    config: Any,
+) -> None:
+    from engine.vllm.features import prepare
+
+    args = SimpleNamespace(enable_mm_embeds=False)
+    prepare(config, args)
+    with pytest.raises(ConfigError) as caught:
+        prepare(Changed(config, {"parallel_config.data_parallel_size": 2}), args)
+    assert caught.value.key == "engine.vllm.data-parallel-size"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine import torchvision_ops
+from engine.vllm.event_socket import EventSocket
 from tests.bench.encoder_replay import make_images, replay_images
 
 pytestmark = [pytest.mark.vllm]
@@ -85,3 +86,56 @@ def test_features_that_are_held_of_the_image_pool_make_room_first(managers: Any)
         manager.allocate(request, 0)
         manager.free(request)
     assert freed(manager) == ["pooled"]
+
+
+class Told(EventSocket):
+    """Keeps what would be sent: kind and request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[str, object]] = []
+
+    def send(self, kind: str, *values: object) -> None:
+        self.sent.append((kind, values[0]))
+
+
+def end(manager: Any, request: Any) -> None:
+    """However a request ends, vLLM sets its status and frees what it has."""
+    from vllm.v1.request import RequestStatus
+
+    request.status = RequestStatus.FINISHED_ABORTED
+    manager.free(request)
+
+
+def test_a_request_that_waits_for_room_or_is_preempted_hits_an_image_once(managers: Any) -> None:
+    from tests.bench.block_replay import request_with
+
+    told = Told()
+    manager = managers[1](4096, by_value=True, events=told)
+    first, second = (request_with(number, (("image", 1024),)) for number in (1, 2))
+    assert not manager.check_and_update_cache(first, 0)
+    manager.allocate(first, 0)
+    end(manager, first)
+    for _ in range(20):
+        # No room for its tokens: vLLM has it let go, and asks again at the next step.
+        assert manager.check_and_update_cache(second, 0)
+        manager.free(second)
+    # Preempted: computed again where another has taken its place.
+    other = request_with(3, (("other", 4096),))
+    assert manager.can_allocate(other, 0, 1 << 30, 0)
+    manager.allocate(other, 0)
+    end(manager, other)
+    assert not manager.check_and_update_cache(second, 0)
+    assert manager.can_allocate(second, 0, 1 << 30, 0)
+    manager.allocate(second, 0)
+    assert manager.check_and_update_cache(second, 0)
+    end(manager, second)
+    assert told.sent == [
+        *(("run", "r1"), ("done", "r1")),
+        ("hit", "r2"),
+        *(("evict", "r3"), ("run", "r3"), ("done", "r3")),
+        *(("evict", "r2"), ("run", "r2"), ("done", "r2")),
+    ]
+    # Nothing is kept of requests that are over: another one of the name counts anew.
+    assert manager.check_and_update_cache(request_with(2, (("image", 1024),)), 0)
+    assert told.sent[-1] == ("hit", "r2")

@@ -18,10 +18,9 @@ class BlockTierSettings:
     """How much of the blocks that leave the engine's prefix cache is kept, and where.
 
     Attributes:
-        memory_gib: of blocks in memory, for each replica of the model; taken at the start.
+        memory_gib: of blocks in memory; taken at the start.
         folder: where blocks are kept over a restart, of one gateway alone; empty: nowhere. Nobody else may write to it.
-        folder_gib: what all files in the folder may have together. Each of several replicas has an equal part of it in
-            a folder of its own; what other numbers of them left there is removed at the start.
+        folder_gib: what all files in the folder may have together.
     """
 
     memory_gib: float

@@ -1,8 +1,9 @@
 """The file tier of the pool: one file for each entry in a folder that processes may share and a restart leaves alone.
 
 A file is there whole or not at all: it is written under another name, synced and renamed. What cannot be read as the
-entry that its name says is removed and counted, never served. A disk that refuses ends the writing for the life of the
-process, with one warning; what can be read is read on.
+entry that its name says is removed and counted, never served. A disk that refuses to write ends the writing for the
+life of the process, with one warning; what can be read is read on. A file that cannot be opened or removed is counted
+as a fault of its own, and ends nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -50,7 +51,7 @@ class FileTier:
     Args:
         folder: made if it is not there, for its owner alone. Files in it with other names are left alone.
         max_bytes: what all entries' files together may have, those of other processes among them. Processes that write
-            at the same moment may exceed it by what they are writing.
+            at the same moment may exceed it by what they are writing, and what cannot be opened does not count.
 
     Raises:
         ConfigError: the folder is another user's, or others may write to it.
@@ -63,6 +64,7 @@ class FileTier:
         self._disk, self._lock = threading.Lock(), threading.Lock()
         self._order = Order()
         self._writing = True
+        # Files that cannot be opened or removed: not looked at again until they are read or written.
         self._left: set[str] = set()
         self._warned: set[_Work] = set()
         self._evicted = self._refused = self._faults = 0
@@ -82,8 +84,15 @@ class FileTier:
         with self._lock:
             return key.digest in self._order
 
-    def write(self, key: EntryKey, entry: Entry) -> bool:
-        """Keep an entry, in place of others if there is no room; whether it is kept."""
+    def write(self, key: EntryKey, entry: Entry, wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Keep an entry, in place of others if there is no room; whether it is kept.
+
+        Args:
+            key: of the entry.
+            entry: whole.
+            wanted: asked when all is written, before the file has its name. An entry of which it is false by the time
+                that `clear` is called is so never there after `clear`. Must not wait for the disk.
+        """
         unfinished = self._folder / f"{secrets.token_hex(16)}.unfinished"
         try:
             if not self._has_room(key, entry):
@@ -96,8 +105,12 @@ class FileTier:
                 os.fsync(file.fileno())
                 size = os.fstat(file.fileno()).st_size
             with self._disk:
+                if not wanted():
+                    unfinished.unlink()
+                    return False
                 unfinished.rename(self._path(key.digest))
                 with self._lock:
+                    self._left.discard(key.digest)
                     self._order.remove(key.digest)
                     self._order.add(key.digest, key.group, size, entry.cost)
         except OSError as error:
@@ -112,8 +125,10 @@ class FileTier:
         try:
             with _opened(self._path(key.digest)) as file:
                 entry = file_format.read(file, key, layout)
-                # Other processes, and this one after a restart, tell by it what was used last.
-                os.utime(file.fileno())
+                with suppress(OSError):
+                    # Other processes, and this one after a restart, tell by it what was used last. A disk that is only
+                    # to be read does not take it.
+                    os.utime(file.fileno())
                 size = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             with self._lock:
@@ -126,18 +141,11 @@ class FileTier:
             self._fault(error, "read")
             return None
         with self._lock:
+            self._left.discard(key.digest)
             if key.digest not in self._order:
                 self._order.add(key.digest, key.group, size, entry.cost)
             self._order.touch(key.digest)
         return entry
-
-    def remove(self, key: EntryKey) -> None:
-        """Remove an entry; one that is not there is none."""
-        with self._disk:
-            with self._lock:
-                self._order.remove(key.digest)
-            with suppress(OSError):
-                self._path(key.digest).unlink(missing_ok=True)
 
     def clear(self) -> bool:
         """Remove all entries, those of other processes too; whether all are gone."""
@@ -196,11 +204,12 @@ class FileTier:
                 if over <= 0:
                     return True
                 fits = size <= self._max_bytes
-                gone = self._order.make_room(over, lambda member: member == key.digest) if fits else None
-                self._evicted += len(gone or ())
-            for digest in gone or ():
-                self._path(digest).unlink(missing_ok=True)
-            return gone is not None
+                leaving = self._order.make_room(over, lambda member: member == key.digest) if fits else None
+            # One that stays is learned of again with the next write.
+            gone = [self._removed(self._path(digest)) for digest in leaving or ()]
+            with self._lock:
+                self._evicted += sum(gone)
+            return leaving is not None and all(gone)
 
     def _look(self) -> None:
         """Learn of entries that other processes, or this one before a restart, wrote or removed."""
@@ -210,7 +219,7 @@ class FileTier:
             if match:
                 found[match[1]] = _changed(item)
             elif _UNFINISHED.fullmatch(item.name) and time.time() - _changed(item) > _ABANDONED_SECONDS:
-                Path(item.path).unlink(missing_ok=True)
+                self._removed(Path(item.path))
         with self._lock:
             for gone in [digest for digest in self._order.members() if digest not in found]:
                 self._order.remove(gone)
@@ -231,6 +240,11 @@ class FileTier:
             return
         except BadFile as error:
             self._refuse(digest, error)
+            return
+        except OSError as error:
+            with self._lock:
+                self._left.add(digest)
+            self._fault(error, "read")
             return
         with self._lock:
             if digest not in self._order:
@@ -283,7 +297,8 @@ def _opened(path: Path) -> Generator[BinaryIO]:
 
 
 def _changed(item: os.DirEntry[str]) -> float:
+    """When, as far as can be told."""
     try:
         return item.stat(follow_symlinks=False).st_mtime
-    except FileNotFoundError:
+    except OSError:
         return 0.0

@@ -59,6 +59,7 @@ def worker_of(config: Any, cache_config: Any) -> Worker:
         _rope_table(config.model_config, layout.head_size),
         ours.memory_bytes // 2,
         Narrowing(layers) if ours.profile else None,
+        core.rank(config.parallel_config),
     )
 
 

@@ -102,8 +102,8 @@ _NOTHING = Plan()
 
 @dataclass(slots=True)
 class Report:
-    """What has become of holds: for each, how many workers have it and how many do not. `stats` is the pool of one
-    worker, None when nothing has changed, and `capturing` how many entries it is filling.
+    """What has become of holds: for each, how many workers have it and how many do not. `stats` is the pool of the
+    first worker, None when nothing has changed in it, and `capturing` how many entries it is filling.
     """
 
     answers: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])

@@ -62,7 +62,9 @@ class Planner:
         self._ended: list[str] = []
         self._room = Room()
         self.loading: list[tuple[Any, int]] = []
-        """Requests that the last plan loads for, with all tokens that were loaded for each."""
+        """Requests that the last plan loads for, with all tokens that were loaded for each, behind those that begin
+        again, with none."""
+        self._begun_again: list[Any] = []
         self.passed: list[tuple[Any, Sequence[Stretch]]] = []
         """Requests of the last plan with what it computes of each beside the tokens that vLLM knows of."""
 
@@ -88,11 +90,11 @@ class Planner:
         if tracked is None or tracked.ratio is None or tracked.decided or not self._is_answered(tracked):
             return
         chains = look(tracked, self._block_tokens, lookup)
-        jumps = jumps_of(tracked, request.num_prompt_tokens)
+        jumps = jumps_of(tracked, request.num_prompt_tokens, chains.salted)
         if self._ask(tracked, chains.best):
             chains.leave()
         elif chains.approximate > chains.exact or any(jump.end > chains.approximate for jump in jumps):
-            tracked.decided, tracked.salted, tracked.jumps = True, chains.first, jumps
+            tracked.decided, tracked.salted, tracked.jumps = True, chains.salted, jumps
         else:
             tracked.decided, tracked.jumps = True, ()
             chains.leave()
@@ -108,12 +110,13 @@ class Planner:
         if not self._is_answered(tracked) or not tracked.decided:
             return None
         if tracked.jumps or tracked.salted is not None:
-            # Of a preempted request blocks may have gone that it had read, with images among them.
+            # Blocks may have gone that it had read or would have, with images among them. Those in front of the first
+            # approximate block are computed again: it was decided, and exact requests find what is written there.
             if self._ask(tracked, computed):
                 return None
-            tracked.jumps = jumps_of(tracked, request.num_prompt_tokens)
-        salted = NEVER if tracked.salted is None else tracked.salted * self._block_tokens
-        tracked.reread_tokens = max(0, computed - salted)
+            tracked.jumps = jumps_of(tracked, request.num_prompt_tokens, tracked.salted)
+        salted = NEVER if tracked.salted is None else tracked.salted
+        tracked.reread(max(0, computed - salted))
         if computed > salted:
             tracked.exact_until = min(tracked.exact_until, salted)
         return tracked.go(computed, self._room) - computed
@@ -175,6 +178,8 @@ class Planner:
         """A request lost its blocks and starts again later. It keeps its holds."""
         if (tracked := self._tracked.get(request.request_id)) is not None:
             tracked.stay()
+            if tracked.loaded:
+                self._begun_again.append(request)
             tracked.start_again()
             tracked.decided = tracked.salted is not None
             self._ended.append(request.request_id)
@@ -199,7 +204,8 @@ class Planner:
         """
         loads: list[Load] = []
         captures: list[Capture] = []
-        self.loading, self.passed = [], []
+        self.loading, self.passed = [(request, 0) for request in self._begun_again], []
+        self._begun_again = []
         for request_id, count in scheduled.items():
             tracked = self._tracked.get(request_id)
             if tracked is None:

@@ -160,8 +160,10 @@ class ImagePool:
         """Forget all entries, in memory and in files; whether all files are gone. Waits for the disk.
 
         Nobody gets one of them after this. What is held stays in memory for its holders and goes with the last of them;
-        what is being read is given to nobody, what is being written is removed.
+        what is being read is given to nobody, what is being written gets no file.
         """
+        # Before the disk is waited for: a write that has the disk first leaves its file to be removed, and any other
+        # one finds that it is not wanted any more.
         self._forget()
         if self._files is None:
             return True
@@ -229,18 +231,17 @@ class ImagePool:
         return True
 
     def _write(self, files: FileTier, key: EntryKey, resident: _Resident) -> None:
-        kept = False
-        try:
+        def is_wanted() -> bool:
             with self._lock:
-                wanted = self._resident.get(key.digest) is resident
-            kept = wanted and files.write(key, resident.entry)
+                return self._resident.get(key.digest) is resident
+
+        try:
+            if is_wanted():
+                files.write(key, resident.entry, is_wanted)
         finally:
             with self._lock:
                 resident.unwritten = False
                 self._leave(resident)
-                forgotten = self._resident.get(key.digest) is not resident
-            if kept and forgotten:
-                files.remove(key)
 
     def _read(self, files: FileTier, key: EntryKey, waiting: list[Future[Hold | None]]) -> None:
         entry = None

@@ -29,8 +29,7 @@ def loads_of(tracked: Tracked, stretches: Iterable[Stretch], blocks: Sequence[in
         span = Span.of(list(blocks), block_tokens, jump.start, jump.end)
         loads.append(Load(tracked.holds[image.name], jump.start - image.first, span, image.position))
         tracked.exact_until = min(tracked.exact_until, jump.start)
-        tracked.loaded_tokens += jump.end - jump.start
-        tracked.loaded_at.add(image.first)
+        tracked.load(image.first, jump.end - jump.start)
     for stretch in stretches:
         tracked.compute(stretch)
         loads += _loads_by_layer(tracked, stretch, blocks, block_tokens)
@@ -62,8 +61,7 @@ def _loads_by_layer(tracked: Tracked, stretch: Stretch, blocks: Sequence[int], b
             image, row = tracked.image_at(jump.image), first - jump.image
             span = Span.of(list(blocks), block_tokens, first, end)
             tracked.exact_until = min(tracked.exact_until, jump.image + jump.rows[-1])
-            tracked.loaded_at.add(image.first)
-            tracked.loaded_rows += sum(end - max(first, min(end, jump.image + rows)) for rows in jump.rows)
+            tracked.load(image.first, 0, sum(end - max(first, min(end, jump.image + rows)) for rows in jump.rows))
             # A stretch ends where an image's computed rows do, so there is no other image in it.
             return [Load(tracked.holds[image.name], row, span, image.position, jump.rows)]
     return []

@@ -43,7 +43,8 @@ class Tracked:
         held: those that every worker has confirmed.
         unanswered: those that no answer has come for.
         missed: images that could not be had.
-        salted: the first block with a hash of the approximate kind; None while it lives among the exact ones.
+        salted: the first token of the blocks whose hashes are of the approximate kind; None while it has none. What
+            stands before it is found by exact requests, and is never loaded.
         decided: whether it was said which of both.
         jumps: what is loaded and not computed.
         exact_until: tokens before it were computed exactly or read from exact blocks.
@@ -85,14 +86,35 @@ class Tracked:
         computed = sum(self.computed_at.get(first, 0) for first in self.loaded_at) - (loaded - self.loaded_tokens)
         return ImageReuse(request_id, len(images), hits, len(self.missed), loaded, computed, self.reread_tokens)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the engine has told of its prompt what was read and written. Of what came of it nothing changes then,
+        also where its prompt is computed once more, or the parts would not sum up to the prompt."""
+        return self.request.prefill_stats is None
+
     def compute(self, stretch: Stretch) -> None:
         """A step computes these tokens."""
-        for image in self.images:
+        for image in () if self.is_told else self.images:
             if tokens := max(0, min(stretch.end, image.end) - max(stretch.start, image.first)):
                 self.computed_at[image.first] = self.computed_at.get(image.first, 0) + tokens
 
+    def load(self, image: int, tokens: int, rows: int = 0) -> None:
+        """A step loads tokens of the image that begins with token `image`, or rows of it for some layers."""
+        if self.is_told:
+            return
+        self.loaded_tokens += tokens
+        self.loaded_rows += rows
+        self.loaded_at.add(image)
+
+    def reread(self, tokens: int) -> None:
+        """So many tokens of approximate blocks were read."""
+        if not self.is_told:
+            self.reread_tokens = tokens
+
     def start_again(self) -> None:
         """What was loaded and computed has gone with the request's blocks."""
+        if self.is_told:
+            return
         self.loaded_tokens = self.loaded_rows = 0
         self.loaded_at.clear()
         self.computed_at.clear()
@@ -122,7 +144,7 @@ class Tracked:
         """What of it a step could compute with so much room, before the stretch that it goes on with."""
         if self.ratio is None or self.apart:
             return ()
-        jumps = self.jumps if self.decided else jumps_of(self, self.request.num_prompt_tokens)
+        jumps = self.jumps if self.decided else jumps_of(self, self.request.num_prompt_tokens, self.salted)
         return walk(jumps, self.request.num_computed_tokens, tokens, stretches).passed
 
     def stay(self) -> None:
@@ -130,9 +152,11 @@ class Tracked:
         self.pending, self.passed, self.before = (), (), None
 
     def unknown(self, covered: int) -> list[PromptImage]:
-        """Images behind the first `covered` tokens of which it is not known whether the pool has them."""
-        known = self.holds.keys() | self.missed
-        return [image for image in self.images if image.end > covered and image.name not in known]
+        """Images behind the first `covered` tokens that may be loaded, of which it is not known whether the pool has
+        them."""
+        known, salted = self.holds.keys() | self.missed, self.salted or 0
+        behind = (image for image in self.images if image.end > covered and image.first >= salted)
+        return [image for image in behind if image.name not in known]
 
     def image_at(self, first: int) -> PromptImage:
         """The image that begins with this token."""
@@ -158,10 +182,10 @@ def look(tracked: Tracked, block_tokens: int, lookup: Lookup) -> Chains:
     exact = lookup(request)
     uncovered = next((image for image in tracked.images if image.end > exact), None)
     if uncovered is None or request._block_hasher is None:
-        return Chains(request, exact, exact, None)
+        return Chains(request, exact, exact, None, block_tokens)
     first = uncovered.first // block_tokens
     salt_hashes(request, first, tracked.salt)
-    return Chains(request, exact, lookup(request), first)
+    return Chains(request, exact, lookup(request), first, block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +196,12 @@ class Chains:
     exact: int
     approximate: int
     first: int | None
+    block_tokens: int
+
+    @property
+    def salted(self) -> int | None:
+        """The first token of the salted blocks; None where nothing was salted."""
+        return None if self.first is None else self.first * self.block_tokens
 
     @property
     def best(self) -> int:
@@ -184,8 +214,12 @@ class Chains:
             unsalt_hashes(self.request, self.first)
 
 
-def jumps_of(tracked: Tracked, prompt_tokens: int) -> tuple[Jump, ...]:
-    """What a request passes over that computes its share of each image that is held."""
+def jumps_of(tracked: Tracked, prompt_tokens: int, salted: int | None) -> tuple[Jump, ...]:
+    """What a request passes over that computes its share of each image that is held.
+
+    Nothing that begins before token `salted`, where its approximate hashes begin: exact requests find those blocks, and
+    would read what was loaded into them.
+    """
     if tracked.ratio is None:
         return ()
     ratio, by_layer = tracked.ratio, tracked.by_layer
@@ -194,6 +228,6 @@ def jumps_of(tracked: Tracked, prompt_tokens: int) -> tuple[Jump, ...]:
         if by_layer
         else jump_over(image.first, image.tokens, ratio, prompt_tokens)
         for image in tracked.images
-        if image.name in tracked.held
+        if image.name in tracked.held and image.first >= (salted or 0)
     )
     return tuple(jump for jump in found if jump is not None)

@@ -57,6 +57,8 @@ class Worker:
         table: the model's rotary embedding.
         capture_bytes: what entries that are being filled may have together.
         narrowing: the decoder layers, where they may compute different rows.
+        rank: among the workers that part the heads. The first one alone tells its pool's figures: each counts for
+            itself, and a count of one behind that of another would be taken for one that began again.
     """
 
     def __init__(
@@ -68,11 +70,12 @@ class Worker:
         table: RopeTable,
         capture_bytes: int,
         narrowing: Narrowing | None = None,
+        rank: int = 0,
     ) -> None:
         self._fingerprint, self._layers, self._block_tokens = fingerprint, layers, block_tokens
         self._pool, self._table, self._capture_bytes = pool, table, capture_bytes
         self._recorder = Recorder(layers)
-        self._narrowing = narrowing
+        self._narrowing, self._tells_figures = narrowing, rank == 0
         self._waiting: dict[int, Future[Hold | None]] = {}
         self._names: dict[int, ImageName] = {}
         self._holds: dict[int, Hold] = {}
@@ -156,7 +159,7 @@ class Worker:
                 report.answers[hold] = (0, 1) if found is None else (1, 0)
                 if found is not None:
                     self._holds[hold] = found
-        if self._changed or report.answers:
+        if self._tells_figures and (self._changed or report.answers):
             report.capturing, report.stats = self.figures()
             self._changed = report.stats.unwritten_entries > 0
         return report if report.answers or report.stats else None

@@ -16,15 +16,17 @@ class _Disk:
     def __init__(self) -> None:
         # What is refused: event, ending of the path, error.
         self.refused: list[tuple[str, str, int]] = []
-        self.slow: tuple[str, SlowDisk] | None = None
+        self.slow: tuple[str, str, SlowDisk] | None = None
 
     def hook(self, event: str, values: tuple[Any, ...]) -> None:
         for refused, ending, error in self.refused:
             if event == refused and str(values[0]).endswith(ending):
                 raise OSError(error, os.strerror(error))
-        if self.slow is not None and event == self.slow[0] and str(values[0]).endswith(".blockkv"):
-            self.slow[1].begun.set()
-            assert self.slow[1].may_go.wait(SECONDS)
+        if self.slow is not None and event == self.slow[0] and str(values[0]).endswith(self.slow[1]):
+            disk = self.slow[2]
+            if not disk.begun.is_set():
+                disk.begun.set()
+                assert disk.may_go.wait(SECONDS)
 
 
 class SlowDisk:
@@ -41,7 +43,7 @@ sys.addaudithook(_disk.hook)
 
 @contextmanager
 def refusing(event: str, error: int, ending: str = ".blockkv") -> Generator[None]:
-    """Refuse `open`, `os.rename` or `os.remove` of files whose names end so, with an error number."""
+    """Refuse `open`, `os.rename`, `os.remove` or `os.utime` of files whose names end so, with an error number."""
     refused = (event, ending, error)
     _disk.refused.append(refused)
     try:
@@ -51,10 +53,10 @@ def refusing(event: str, error: int, ending: str = ".blockkv") -> Generator[None
 
 
 @contextmanager
-def slow(event: str) -> Generator[SlowDisk]:
-    """Let `os.remove` of blocks' files take until it may end."""
+def slow(event: str, ending: str = ".blockkv") -> Generator[SlowDisk]:
+    """Let the first `open`, `os.rename` or `os.remove` of a file whose name ends so take until it may end."""
     made = SlowDisk()
-    _disk.slow = (event, made)
+    _disk.slow = (event, ending, made)
     try:
         yield made
     finally:

@@ -32,6 +32,16 @@ def test_a_value_that_cannot_be_is_named(options: dict[str, Any], key: str) -> N
     assert caught.value.key == key
 
 
+@pytest.mark.parametrize("name", ["data-parallel-size", "data_parallel_size", "--data-parallel-size"])
+def test_several_replicas_of_the_model_are_refused_with_what_to_do_instead(name: str) -> None:
+    for size in (2, "2"):
+        with pytest.raises(ConfigError, match="--upstream") as caught:
+            check_values({name: size})
+        assert caught.value.key == "engine.vllm.data-parallel-size"
+    for size in (1, "1", None, "many"):
+        check_values({name: size})
+
+
 @pytest.mark.parametrize(
     ("slip", "meant"), [("imagekv", "image_kv"), ("images-kv", "image_kv"), ("block_tier", "block_tiers")]
 )

@@ -217,6 +217,51 @@ def test_a_folder_that_cannot_be_made_costs_the_file_tier_and_one_warning(
     assert str(tmp_path) not in caplog.text
 
 
+def test_a_file_that_cannot_be_opened_is_left_out_and_the_others_are_written_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    FileTier(tmp_path, ROOM).write(key(1), entry(1))
+    FileTier(tmp_path, ROOM).write(key(2), entry(2))
+    with refusing("open", errno.EIO, file_of(tmp_path, key(1)).name):
+        tier = FileTier(tmp_path, ROOM)
+        for number in (3, 4):
+            assert tier.write(key(number), entry(number))
+        assert [number for number in range(5) if key(number) in tier] == [2, 3, 4]
+        # It was looked at once.
+        assert (tier.stats().writing, tier.stats().faults, tier.stats().refused) == (True, 1, 0)
+        assert "a file was not read" in caplog.text
+        assert tier.read(key(1), LAYOUT) is None
+    # Its disk is well again.
+    assert same(tier.read(key(1), LAYOUT), entry(1))
+    assert key(1) in tier
+
+
+def test_a_file_that_cannot_be_removed_for_room_costs_one_write_and_not_all(tmp_path: Path) -> None:
+    tier = FileTier(tmp_path, 2 * FILE_BYTES + 8192)
+    for number in (1, 2):
+        assert tier.write(key(number), entry(number))
+    with refusing("os.remove", errno.EACCES, ".imagekv"):
+        assert not tier.write(key(3), entry(3))
+    assert (tier.stats().writing, tier.stats().faults, tier.stats().evicted) == (True, 1, 0)
+    assert tier.write(key(3), entry(3))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == tier.stats().bytes == 2 * FILE_BYTES
+
+
+def test_an_entry_is_read_where_the_disk_does_not_take_that_it_was(tmp_path: Path) -> None:
+    """As where a file system is mounted to be read only."""
+    tier = FileTier(tmp_path, ROOM)
+    assert tier.write(key(1), entry(1))
+    with refusing("os.utime", errno.EROFS, ""):
+        assert same(tier.read(key(1), LAYOUT), entry(1))
+    assert tier.stats().faults == 0
+
+
+def test_an_entry_that_is_not_wanted_any_more_when_it_is_written_gets_no_file(tmp_path: Path) -> None:
+    tier = FileTier(tmp_path, ROOM)
+    assert not tier.write(key(1), entry(1), lambda: False)
+    assert (list(tmp_path.iterdir()), key(1) in tier, tier.stats().writing) == ([], False, True)
+
+
 def test_emptying_says_whether_a_file_stayed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier = FileTier(tmp_path / "pool", ROOM)
     assert tier.write(key(1), entry(1))

@@ -55,6 +55,7 @@ class Request:
     pooling_params: Any = None
     prompt_logprobs: int | None = None
     resumable: bool = False
+    prefill_stats: Any = field(default_factory=SimpleNamespace)
 
     def __post_init__(self) -> None:
         self.update_block_hashes()
@@ -204,6 +205,43 @@ def test_what_came_of_a_request_is_what_was_loaded_for_it_and_not_what_was_plann
     assert told(*again, *again, preempted_before=2) == (1, 15, 5)
 
 
+def test_what_came_of_a_request_stays_as_it_was_when_the_usage_was_told() -> None:
+    heard = Heard()
+    planner, request = Planner(BLOCK_TOKENS, None, 1, heard), Request("r")
+    held(planner, request)
+    for start, count in ((0, FIRST + 5), (FIRST + 5, 20)):
+        request.num_computed_tokens = start
+        planner.jump([request])
+        step(planner, r=count)
+    assert planner.loading == [(request, 15)]
+    request.prefill_stats = None
+    # Its blocks are read again, or they have gone and it is loaded again.
+    for read in (48, 0):
+        planner.preempted(request)
+        request.num_computed_tokens = 0
+        assert reach(planner, request, read) == 0
+        request.num_computed_tokens = FIRST + 5 if read == 0 else read
+        planner.jump([request])
+        step(planner, r=2)
+    planner.finished(request)
+    (reuse,) = heard.reuses
+    assert (reuse.hits, reuse.loaded_tokens, reuse.computed_tokens, reuse.reread_tokens) == (1, 15, 5, 0)
+
+
+def test_a_request_that_begins_again_before_its_usage_is_told_has_nothing_loaded_in_it() -> None:
+    planner, request = made(), Request("r")
+    held(planner, request)
+    request.num_computed_tokens = FIRST + 5
+    planner.jump([request])
+    step(planner, r=20)
+    assert planner.loading == [(request, 15)]
+    planner.preempted(request)
+    step(planner)
+    assert planner.loading == [(request, 0)]
+    step(planner)
+    assert planner.loading == []
+
+
 def test_an_image_counts_as_held_when_every_worker_has_it() -> None:
     planner, one, two = made(workers=2), Request("one"), Request("two")
     planner.arrive(one, nothing_cached)
@@ -261,3 +299,58 @@ def test_images_whose_blocks_have_gone_since_they_were_read_are_asked_for_then()
     assert [load.row for load in step(planner, r=2).loads] == [0]
     # Nothing of it is exact any more.
     assert step(planner, r=40).captures == ()
+
+
+TWO = (("first", 2), ("second", 26))
+ADMITTED = 24
+
+
+def salted_behind_the_first_image() -> tuple[Planner, Request]:
+    """Exact blocks have the first of two images, and the second is loaded."""
+    planner, request = made(), Request("r", images=TWO)
+    planner.arrive(request, lambda _: ADMITTED)
+    (ask,) = step(planner).asks
+    assert ask.name.image == "second"
+    planner.told(Report({ask.hold: (1, 0)}))
+    planner.admit(request, lambda _: ADMITTED)
+    return planner, request
+
+
+def computes_the_first_image(planner: Planner, request: Request) -> None:
+    """With none of its blocks left it asks for nothing, and loads nothing where exact requests read."""
+    assert reach(planner, request) == 0
+    assert step(planner).asks == ()
+    share = 26 + 5
+    assert planner.cut(request, 0, PROMPT) == share
+    assert {capture.name.image for capture in step(planner, r=share).captures} == {"first"}
+    request.num_computed_tokens = share
+    planner.jump([request])
+    (load,) = step(planner, r=4).loads
+    assert (load.row, load.position) == (5, 26)
+    exact = Request("exact", ratio=None, images=TWO)
+    same = [one == two for one, two in zip(request.block_hashes, exact.block_hashes, strict=True)]
+    assert same.index(False) * BLOCK_TOKENS <= load.span.blocks[0] * BLOCK_TOKENS - BLOCKS[0] * BLOCK_TOKENS
+
+
+def test_an_image_in_exact_blocks_that_have_gone_is_computed_after_a_preemption() -> None:
+    planner, request = salted_behind_the_first_image()
+    assert planner.reach(request, ADMITTED) == 0
+    step(planner, r=2)
+    planner.preempted(request)
+    request.num_computed_tokens = 0
+    computes_the_first_image(planner, request)
+
+
+def test_an_image_in_exact_blocks_that_have_gone_while_it_waited_for_room_is_computed() -> None:
+    planner, request = salted_behind_the_first_image()
+    assert planner.reach(request, ADMITTED) == 0
+    planner.forget_reach(request)
+    computes_the_first_image(planner, request)
+
+
+def test_an_image_that_is_held_and_that_exact_blocks_have_by_now_is_not_loaded_when_they_have_gone() -> None:
+    planner, request = made(), Request("r", images=TWO)
+    planner.arrive(request, nothing_cached)
+    planner.told(Report({ask.hold: (1, 0) for ask in step(planner).asks}))
+    planner.admit(request, lambda _: ADMITTED)
+    computes_the_first_image(planner, request)

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from engine.vllm.image_kv.entry import Entry, Layout
 from engine.vllm.image_kv.files import FileTier
 from engine.vllm.image_kv.keys import EntryKey
 from engine.vllm.image_kv.pool import Hold, ImagePool
+from tests.unit.engine.disk import refusing, slow
 from tests.unit.engine.image_kv.entries import BYTES, FILE_BYTES, LAYOUT, entry, file_of, key, same
 
 SECONDS = 30
@@ -46,10 +49,10 @@ class SlowFiles(FileTier):
         assert self.may_go.wait(SECONDS)
         return super().read(key, layout)
 
-    def write(self, key: EntryKey, entry: Entry) -> bool:
+    def write(self, key: EntryKey, entry: Entry, wanted: Callable[[], bool] = lambda: True) -> bool:
         self.begun.set()
         assert self.may_go.wait(SECONDS)
-        return super().write(key, entry)
+        return super().write(key, entry, wanted)
 
 
 def test_an_entry_is_there_as_soon_as_it_is_put() -> None:
@@ -193,6 +196,35 @@ def test_after_clear_nothing_is_left_not_even_what_was_being_written(tmp_path: P
     assert (pool.stats().memory_bytes, pool.stats().files.bytes) == (0, 0)
 
 
+def test_what_is_being_written_while_the_pool_is_emptied_has_no_file_after_it(tmp_path: Path) -> None:
+    pool = ImagePool(LAYOUT, 4 * BYTES, files(tmp_path), threads=1)
+    with slow("open", ".unfinished") as disk:
+        pool.put(key(1), entry(1))
+        assert disk.begun.wait(SECONDS)
+        assert pool.clear()
+        # Not even for a moment: it would be a fault.
+        with refusing("os.rename", errno.EACCES, ".unfinished"):
+            disk.may_go.set()
+            pool.close()
+    stats = pool.stats()
+    assert (list(tmp_path.iterdir()), stats.memory_entries, stats.files.entries) == ([], 0, 0)
+    assert (stats.files.faults, stats.files.writing) == (0, True)
+
+
+def test_what_was_put_since_the_pool_was_emptied_keeps_its_file_when_an_older_write_ends(tmp_path: Path) -> None:
+    pool = ImagePool(LAYOUT, 4 * BYTES, files(tmp_path))
+    with slow("open", ".unfinished") as disk:
+        pool.put(key(1), entry(1))
+        assert disk.begun.wait(SECONDS)
+        assert pool.clear()
+        assert pool.put(key(1), entry(5))
+        # It is written by the other thread, and then read by it.
+        assert pool.hold(key(9)).result(SECONDS) is None
+        disk.may_go.set()
+    pool.close()
+    assert same(files(tmp_path).read(key(1), LAYOUT), entry(5))
+
+
 def test_what_is_held_while_the_pool_is_emptied_goes_with_its_last_holder_and_nobody_else_gets_it() -> None:
     pool = ImagePool(LAYOUT, 2 * BYTES)
     for number in (1, 2):
@@ -260,13 +292,13 @@ def test_who_asks_where_an_entry_is_or_for_figures_does_not_wait_for_the_disk(
     files(tmp_path).write(key(1), entry(1))
     begun, may_go, real = threading.Event(), threading.Event(), getattr(os, call)
 
-    def slow(*given: Any, **named: Any) -> Any:
+    def held_up(*given: Any, **named: Any) -> Any:
         if threading.current_thread().name.startswith("stillframe-image-pool"):
             begun.set()
             assert may_go.wait(SECONDS)
         return real(*given, **named)
 
-    monkeypatch.setattr(os, call, slow)
+    monkeypatch.setattr(os, call, held_up)
     try:
         assert pool.put(key(2), entry(2))
         assert begun.wait(SECONDS)

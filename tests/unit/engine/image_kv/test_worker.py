@@ -12,13 +12,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from engine.base import ImagePoolState  # noqa: E402
 from engine.vllm.image_kv.entry import Layout  # noqa: E402
 from engine.vllm.image_kv.files import FileTier  # noqa: E402
 from engine.vllm.image_kv.keys import EntryKey  # noqa: E402
-from engine.vllm.image_kv.messages import Ask, Capture, ImageName, Load, Plan, Span  # noqa: E402
+from engine.vllm.image_kv.messages import Ask, Capture, ImageName, Load, Plan, Report, Span  # noqa: E402
 from engine.vllm.image_kv.pool import ImagePool  # noqa: E402
+from engine.vllm.image_kv.reporting import pool_values  # noqa: E402
 from engine.vllm.image_kv.rotation import RopeTable  # noqa: E402
 from engine.vllm.image_kv.worker import Worker  # noqa: E402
+from metrics.prometheus import GatewayMetrics  # noqa: E402
 
 LAYERS, HEADS, SIZE, TOKENS, BLOCK_TOKENS = 3, 2, 8, 12, 4
 LAYOUT = Layout(LAYERS, HEADS, SIZE, "float32", 6, "float32")
@@ -46,10 +49,10 @@ def pool_in(folder: Path | None) -> ImagePool:
     return ImagePool(LAYOUT, 1 << 20, None if folder is None else FileTier(folder, 1 << 20))
 
 
-def worker(layers: list[Layer], pool: ImagePool | None = None, capture_bytes: int = 1 << 20) -> Worker:
+def worker(layers: list[Layer], pool: ImagePool | None = None, capture_bytes: int = 1 << 20, rank: int = 0) -> Worker:
     angles = torch.arange(64)[:, None] / (10.0 ** torch.arange(SIZE // 2))
     table = RopeTable(torch.cat((angles.cos(), angles.sin()), -1))
-    return Worker("model", layers, BLOCK_TOKENS, pool or pool_in(None), table, capture_bytes)
+    return Worker("model", layers, BLOCK_TOKENS, pool or pool_in(None), table, capture_bytes, rank=rank)
 
 
 def capture(row: int, count: int, request: str = "r", name: ImageName = NAME) -> Capture:
@@ -211,3 +214,19 @@ def test_a_new_worker_has_what_another_wrote_and_an_emptied_pool_nothing(layers:
     assert one.clear()
     assert figures(one) == (0, 0, 0)
     assert ask(worker(layers, pool_in(tmp_path)), 1) in ({}, {1: (0, 1)})
+
+
+def test_of_several_workers_the_first_one_s_figures_are_told_and_no_other_s(layers: list[Layer]) -> None:
+    """Each refuses what has no room: the second one in every step, the first one in every other."""
+    first, second = (worker(layers, capture_bytes=0, rank=rank) for rank in (0, 1))
+    metrics = GatewayMetrics()
+    for number in range(6):
+        for one in (first, second) if number % 2 else (second,):
+            compute(one, layers, [capture(0, TOKENS, f"request-{number}")])
+        told = Report()
+        for report in (first.report(), second.report()):
+            told = told if report is None else told.add(report)
+        if told.stats is not None:
+            metrics.show_pool(ImagePoolState(*pool_values(0, 0, told.capturing, told.stats)))
+    labels = {"tier": "memory", "event": "refused"}
+    assert metrics.registry.get_sample_value("stillframe_image_pool_events_total", labels) == 3
