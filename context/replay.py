@@ -10,7 +10,6 @@ from context.alignment import Alignment, align
 from context.changes import (
     Unsent,
     Volatile,
-    asked_now,
     cut_messages,
     is_outdated,
     put_off,
@@ -19,6 +18,7 @@ from context.changes import (
 from context.frozen import frozen
 from context.plan import Healed, PrefixBreak, SentMessage, Turn
 from context.policies.base import Rules
+from context.policies.current import asked_now
 from context.switch import Undone, given_up, undo
 from context.transcript import Transcript
 

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import field
 from typing import Any
 
-from context.changes import asked_now
 from context.frozen import frozen
 from context.layout.names import as_name
 from context.plan import SentMessage, Turn
 from context.policies.base import Rules
+from context.policies.current import asked_now
 from context.policies.eviction import NOTHING_LEFT
 from context.policies.places import cut_by_client, places_of
 from context.transcript import ImagePart, Message, Transcript, text_part, texts_of

@@ -26,7 +26,6 @@ from tests.unit.context.policies.sessions import (
     result,
     session,
     shots,
-    text,
     user,
 )
 
@@ -143,12 +142,3 @@ async def test_images_behind_the_results_of_the_last_step_stay() -> None:
     begun = await first(policy, Request(), *OLD, user("go"), calls("a"), result("a", 1, 2), user("so?"))
     assert shots(begun) == [1, 2]
     assert [one.origin for one in begun.plan.sent][-2:] == ["hoisted", "client"]
-
-
-async def test_what_the_client_cuts_from_a_fresh_result_is_not_sent() -> None:
-    async with session(Batched("images", 20, 3), Request(), *OLD, user("go")) as client:
-        await client.ask(reply=calls("a"))
-        await client.ask(result("a", 1, 2), user("well?"), reply=None)
-        client.history[-2] = {**result("a"), "content": [text("done"), *result("a", 2)["content"][1:]]}
-        begun = await client.ask()
-    assert shots(begun) == [90, 91, 2]
