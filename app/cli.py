@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +35,9 @@ def program() -> None:
     The engine's libraries print pages about their own leaks when the interpreter is taken down; by then everything of
     ours is stopped.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A script has what it starts with '&' ignore it. A command that is told to stop would go on, its engine too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main()
     except SystemExit as ended:

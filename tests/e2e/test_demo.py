@@ -92,9 +92,10 @@ def test_a_gateway_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_it_can_be_interrupted_while_it_waits(tmp_path: Path, kind: signal.Signals) -> None:
+@pytest.mark.parametrize("behind", ["", "trap '' INT; "], ids=["in front", "behind a script"])
+def test_it_can_be_interrupted_while_it_waits(tmp_path: Path, kind: signal.Signals, behind: str) -> None:
     with subprocess.Popen(
-        _command("--upstream", "http://127.0.0.1:9/v1"),
+        ["/bin/sh", "-c", f'{behind}exec "$@"', "sh", *_command("--upstream", "http://127.0.0.1:9/v1")],
         env=_environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
