@@ -14,7 +14,7 @@ import pytest
 from engine.vllm.image_kv.messages import Report
 from engine.vllm.image_kv.planner import Planner
 from engine.vllm.image_kv.reporting import Reporter
-from tests.unit.engine.image_kv.test_planner import Request, nothing_cached, step
+from tests.unit.engine.image_kv.planned import Request, nothing_cached, step
 
 pytestmark = pytest.mark.vllm
 

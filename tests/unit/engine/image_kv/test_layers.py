@@ -16,7 +16,7 @@ from engine.vllm.image_kv.layers import LayerProfile, LayerShares
 from engine.vllm.image_kv.messages import Plan, Report
 from engine.vllm.image_kv.planner import Planner
 from engine.vllm.image_kv.reporting import Reporter
-from tests.unit.engine.image_kv.test_planner import (
+from tests.unit.engine.image_kv.planned import (
     BLOCK_TOKENS,
     BLOCKS,
     FIRST,

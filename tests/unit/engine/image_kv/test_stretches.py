@@ -10,7 +10,7 @@ from engine.vllm.image_kv.jumps import Stretch
 from engine.vllm.image_kv.messages import Plan, Report
 from engine.vllm.image_kv.planner import Planner
 from engine.vllm.image_kv.tracked import Room
-from tests.unit.engine.image_kv.test_planner import BLOCKS, PROMPT, Feature, Request, made, nothing_cached, step
+from tests.unit.engine.image_kv.planned import BLOCKS, PROMPT, Feature, Request, made, nothing_cached, step
 
 # 5 tokens of text, 20 of an image, 2 of text, 20 of an image, 3 of text; a quarter of each image is computed.
 IMAGES = (("one", 5), ("two", 27))

@@ -22,8 +22,8 @@ from engine.vllm.image_kv.messages import Load, Plan, Report, Span
 from engine.vllm.image_kv.planner import Planner
 from engine.vllm.image_kv.reporting import Reporter
 from metrics.usage import read_usage, with_loaded
+from tests.unit.engine.image_kv.planned import BLOCK_TOKENS, Feature
 from tests.unit.engine.image_kv.test_layers import FALLING
-from tests.unit.engine.image_kv.test_planner import BLOCK_TOKENS, Feature
 
 IMAGES = {"A": 9, "B": 14, "C": 5}
 REPLY_TOKENS = 3
