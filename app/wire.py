@@ -18,7 +18,7 @@ from context.frozen import frozen
 from context.images.base import ImageSource
 from context.images.parts import parse_image_part
 from context.layout.control import ControlTokens, neutralize_value
-from context.transcript import ImagePart
+from context.transcript import ImagePart, begun_at
 
 IMAGE_PARTS = frozenset({"image_url", "input_image"})
 # Parts that hold text and go on as they came, by the name that the engine knows.
@@ -198,7 +198,9 @@ def _check_type(body: Mapping[str, Any], key: str, kind: type, words: str, at: s
 
 
 def _find_images(messages: list[dict[str, Any]], texts: Mapping[str, memoryview]) -> Iterator[FoundImage]:
-    last_reply = _last_reply([_role(message, index) for index, message in enumerate(messages)])
+    roles = [_role(message, index) for index, message in enumerate(messages)]
+    # What is asked about with a begun reply is new.
+    last_reply = max((at for at, role in enumerate(roles[: begun_at(roles)]) if role == "assistant"), default=-1)
     for index, message in enumerate(messages):
         _check_calls(message, f"messages[{index}]")
         content = message.get("content")
@@ -217,15 +219,6 @@ def _find_images(messages: list[dict[str, Any]], texts: Mapping[str, memoryview]
                 yield _found_image(part, index, position, texts, index < last_reply)
             else:
                 content[position] = _text_part(part, kind, place)
-
-
-def _last_reply(roles: Sequence[str]) -> int:
-    """The index of the model's last reply; -1 where there is none. What the client has begun of the next one, at the
-    end, is none: what it asks about is new."""
-    end = len(roles)
-    while end and roles[end - 1] == "assistant":
-        end -= 1
-    return max((at for at in range(end) if roles[at] == "assistant"), default=-1)
 
 
 def _check_calls(message: dict[str, Any], place: str) -> None:

@@ -9,17 +9,14 @@ from typing import Any
 from context.plan import PrefixBreak, PromptPlan, SentMessage
 from context.policies.base import Estimate
 from context.replay import common
-from context.transcript import ImagePart, Message, last_reply, parts_of
+from context.transcript import ImagePart, Message, begun_at, last_reply, parts_of
 
 _WORDS = "images whose bytes are no longer stored give way to a note"
 
 
 def asked_images(client: tuple[Message, ...]) -> frozenset[str]:
     """Ids of the images that the client has sent since the last reply: those it can send again."""
-    end = len(client)
-    while end and client[end - 1].role == "assistant":
-        # What the client has begun of the reply.
-        end -= 1
+    end = begun_at([message.role for message in client])
     new = client[last_reply(client[:end]) + 1 : end]
     return frozenset(part.ref.image_id for message in new for _, part in message.images)
 

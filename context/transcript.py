@@ -159,6 +159,14 @@ def last_reply(messages: Sequence[Message]) -> int:
     return next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), -1)
 
 
+def begun_at(roles: Sequence[str]) -> int:
+    """Where what the client has begun of the next reply stands, at the end; the number of roles where it has not."""
+    end = len(roles)
+    while end and roles[end - 1] == "assistant":
+        end -= 1
+    return end
+
+
 def canonical(wire: Mapping[str, Any]) -> dict[str, Any]:
     """A message's meaning as a JSON value: equal values mean the same."""
     content = [part for part in canonical_parts(wire) if part != _NO_TEXT]
