@@ -19,6 +19,7 @@ import uvicorn
 from app import asgi, routes
 from app.gateway import Gateway
 from app.logs import configure_logging
+from app.memory import give_large_blocks_back
 from app.protocol import http_config
 from app.settings import Settings
 from context.errors import ConfigError, StillframeError
@@ -163,6 +164,7 @@ def serve(settings: Settings) -> int:
     Raises:
         ConfigError: it cannot start.
     """
+    give_large_blocks_back()
     check_disk(settings)
     settings.policies()
     check_engine(settings)
@@ -226,6 +228,7 @@ def from_environment() -> GatewayApp:
     """The application of a worker process, from the settings that its parent left."""
     settings = Settings.model_validate_json(Path(os.environ[SETTINGS_VARIABLE]).read_text())
     configure_logging(settings.log_level)
+    give_large_blocks_back()
     return GatewayApp(settings)
 
 
