@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -219,6 +221,21 @@ async def test_an_error_of_the_work_goes_on_and_the_watcher_ends() -> None:
             raise KeyError("x")
     await _settle()
     assert asyncio.all_tasks() == before
+
+
+async def test_what_was_watched_needs_no_collector() -> None:
+    """A request that holds itself stays until the collector comes by, with all that it brought."""
+    client = _Client()
+    gone = weakref.ref(client)
+    gc.disable()
+    try:
+        async with cancelled_when_client_leaves(client.receive):
+            await client.watched.wait()
+        del client
+        await _settle()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
