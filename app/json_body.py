@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from context.errors import RequestError
 
-# All digits as 0: what may overflow has one of three shapes then, found in a thirtieth of the time that a pattern takes.
+# All digits as 0: what may overflow has one of three shapes then, found in a thirtieth of what a pattern takes.
 _SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
 # 309 digits are too large a number; before an exponent of two digits 210 are.
 _LONG = b"0" * 210
