@@ -10,6 +10,7 @@ BIN     := $(VENV)/bin
 RUNTIME := $(VENV)/.installed-$(ENGINE)
 DEV     := $(VENV)/.installed-dev
 PYTEST  := $(BIN)/python -m pytest
+TOGETHER := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
@@ -27,10 +28,10 @@ experiment: $(RUNTIME) ## Run the controlled experiment A-H on the real engine
 	@exec $(BIN)/stillframe experiment $(ARGS)
 
 test: $(RUNTIME) $(DEV) ## Run every test that this machine can
-# The real engine's tests have all cores to themselves: two engines side by side are no faster, and time runs out on them.
+# The real engine's tests have all cores to themselves, or time runs out on them.
 # Status 5: ARGS names no test of that half.
-	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not vllm" $(ARGS); others=$$?; \
-	$(PYTEST) -m vllm $(ARGS); engine=$$?; \
+	@$(TOGETHER) -m "not vllm" $(ARGS); others=$$?; \
+	$(TOGETHER) -m vllm $(ARGS); engine=$$?; \
 	for ended in $$others $$engine; do [ $$ended = 0 ] || [ $$ended = 5 ] || exit $$ended; done; \
 	[ "$$others$$engine" != 55 ]
 

@@ -26,6 +26,18 @@ hypothesis.settings.load_profile("stillframe")
 _EXIT_STATUS = "PYTEST_STILLFRAME_EXIT_STATUS"
 
 
+def _bind_engines() -> None:
+    """Give the engines of each test process a core of their own. vLLM leaves the first core that it may use to others,
+    so that on two cores the engines of all processes would compute on the same one."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker.isdigit() and hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker) % len(cores)]))
+
+
+_bind_engines()
+
+
 def _missing(marker: str) -> str | None:
     """Why tests of a marker cannot run here; None when they can."""
     if marker == "vllm" and importlib.util.find_spec("vllm") is None:
