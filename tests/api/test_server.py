@@ -101,6 +101,9 @@ async def test_an_openai_client_that_leaves(served: tuple[Rig, str, int]) -> Non
         )
         await anext(aiter(stream))
         assert rig.engine.app.driver.running == 1
+        await asyncio.sleep(0.02)
+        # Our server tells it; to wait for it would take a task of each request.
+        assert "stillframe-disconnect" not in {task.get_name() for task in asyncio.all_tasks()}
         await stream.close()
         await rig.idle()
         assert await rig.outcomes() == {"aborted": 1}
