@@ -97,7 +97,11 @@ async def test_an_openai_client_that_leaves(served: tuple[Rig, str, int]) -> Non
     async with openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="k", max_retries=0) as client:
         messages: Any = [user("a")]
         stream = await client.chat.completions.create(
-            model="stillframe-fake", messages=messages, max_tokens=100_000, stream=True
+            model="stillframe-fake",
+            messages=messages,
+            max_tokens=100_000,
+            stream=True,
+            extra_body={"ignore_eos": True},
         )
         await anext(aiter(stream))
         assert rig.engine.app.driver.running == 1
