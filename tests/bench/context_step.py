@@ -27,11 +27,11 @@ from tests.bench.ledger import spread
 _TURNS = 60
 
 
-def turn(conversation: int, number: int) -> list[dict[str, Any]]:
+def turn(conversation: int, number: int) -> dict[str, Any]:
     """A screenshot with some words."""
     shot = ImagePart(ImageRef(f"{conversation * _TURNS + number:064x}", 1280, 800, "image/png", 210_000), "high")
     text = {"type": "text", "text": f"Screenshot {conversation}.{number}. " + "What next? " * 20}
-    return [{"role": "user", "content": [text, shot]}]
+    return {"role": "user", "content": [text, shot]}
 
 
 def reply(number: int) -> dict[str, Any]:
@@ -48,9 +48,10 @@ async def measure(folder: Path, conversations: int, policy: str) -> dict[str, An
         system = {"role": "system", "content": f"You work on a computer. {conversation} " + "Rules. " * 150}
         history: list[dict[str, Any]] = [system]
         for number in range(_TURNS):
-            history += turn(conversation, number)
-            begin, drafted, accept = await serve(served, chosen, history, reply(number))
-            history.append(reply(number))
+            history.append(turn(conversation, number))
+            answer = reply(number)
+            begin, drafted, accept = await serve(served, chosen, history, answer)
+            history.append(answer)
             if number == _TURNS - 1:
                 took = {"begin": begin, "draft, beside the engine": drafted, "accept": accept}
                 for name, figure in (took | {"begin and accept": begin + accept}).items():
